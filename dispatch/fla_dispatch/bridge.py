@@ -1,0 +1,262 @@
+"""Between a checked call and a backend: autograd in eager mode, a torch.library op under torch.compile.
+
+Where no gradient is needed the call goes straight through. The decorated body differentiates itself (its reference is
+one autograd.Function), so in eager mode it is simply called; under compile it is as opaque to Dynamo as a kernel.
+"""
+
+import torch
+
+from fla_dispatch import errors
+from fla_dispatch.bind import TensorParameter
+from fla_dispatch.declaration import ACCUMULATOR, Declaration
+from fla_dispatch.guard import autocast_state, device_guard, plain
+
+
+HOST_DEVICES = ("cpu", "meta")
+
+
+class RefuseDoubleBackward(torch.autograd.Function):
+    """Identity on gradients that raises where someone differentiates them again."""
+
+    @staticmethod
+    def forward(ctx, function, count, *tensors):
+        ctx.function = function
+        return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise errors.double_backward(ctx.function)
+
+
+def refuse_double_backward(function: str, gradients: tuple, *sources: torch.Tensor | None) -> tuple:
+    """Tie ``gradients``, computed without a graph, to what they depend on by a node that only raises."""
+    if not torch.is_grad_enabled():
+        return gradients
+    return RefuseDoubleBackward.apply(function, len(gradients), *gradients, *sources)
+
+
+class Bridge(torch.autograd.Function):
+    """One backend's forward and backward as autograd sees them."""
+
+    @staticmethod
+    def forward(ctx, call, *tensors):
+        outputs, saved = call.plan.backend.forward(call)
+        ctx.save_for_backward(*tensors, *saved)
+        # The call without its tensors: those go through save_for_backward, which watches over them.
+        ctx.call = call.with_tensors(dict.fromkeys(call.facts.tensors))
+        ctx.reenter_autocast = autocast_state(call.device.type)
+        ctx.set_materialize_grads(False)
+        ctx.output_shapes = tuple(None if o is None else (o.shape, o.dtype) for o in outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx, *grads):
+        names = tuple(ctx.call.facts.tensors)
+        tensors = dict(zip(names, ctx.saved_tensors, strict=False))
+        call = ctx.call.with_tensors(tensors)
+        with torch.no_grad(), device_guard(call.device), ctx.reenter_autocast():
+            if grads[0] is None:  # a loss on the final state alone
+                shape, dtype = ctx.output_shapes[0]
+                grads = (torch.zeros(shape, dtype=dtype, device=call.device), *grads[1:])
+            gradients = backend_gradients(call, ctx.saved_tensors[len(names):], dict(zip(call.plan.returned, grads)))
+        gradients = tuple(gradients.get(name) if wanted else None
+                          for name, wanted in zip(names, ctx.needs_input_grad[1:], strict=True))
+        return None, *refuse_double_backward(call.function, gradients, *tensors.values(), *grads)
+
+
+def backend_gradients(call, saved, grads) -> dict:
+    """Ask the call's backend for gradients; checked for completeness, in the dtype of each input."""
+    backend, facts = call.plan.backend, call.facts
+    grads = {name: None if g is None else plain(g) for name, g in grads.items()}
+    gradients = backend.backward(call, dict(zip(backend.saves, saved, strict=True)), grads)
+    expected = [name for name, tensor in facts.tensors.items() if tensor.dtype.is_floating_point]
+    if unknown := sorted(set(gradients) - set(expected)):
+        raise errors.unknown_gradients(call.function, backend.name, unknown)
+    if absent := sorted(set(expected) - set(gradients)):
+        raise errors.missing_gradients(call.function, backend.name, absent)
+    return {name: None if g is None else g.to(facts.tensors[name].dtype) for name, g in gradients.items()}
+
+
+def body_gradients(call, grads) -> dict:
+    """Gradients, given those of the wanted results, of the decorated body by running it again.
+
+    Works inside a torch.library op, where autograd does not see tensor operations, because the body's reference applies
+    one autograd.Function directly to its arguments.
+    """
+    facts = call.facts
+    inputs = {name: getattr(call, name).detach().requires_grad_()
+              for name, tensor in facts.tensors.items() if tensor.dtype.is_floating_point}
+    with torch.enable_grad():
+        outputs = call.plan.run_body(call.with_tensors(inputs))
+    outputs = [o for o in (outputs if isinstance(outputs, tuple) else (outputs,)) if o is not None]
+    pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad and g is not None]
+    gradients = torch.autograd.grad([o for o, _ in pairs], list(inputs.values()), [g for _, g in pairs],
+                                    allow_unused=True)
+    return dict(zip(inputs, gradients, strict=True))
+
+
+def runs_straight(plan) -> bool:
+    """True where a call needs no autograd and no device made current, so that forward can be called as it is."""
+    return (plan.backend is not None and not plan.facts.needs_grad and not plan.single
+            and plan.facts.device.type in HOST_DEVICES)
+
+
+def run_through(plan):
+    """The function that carries calls of this plan from choice to results."""
+    if plan.backend is None:
+        runner = plan.run_body
+    elif plan.facts.needs_grad:
+        names = tuple(plan.facts.tensors)
+
+        def runner(call):
+            return Bridge.apply(call, *(getattr(call, name) for name in names))
+    else:
+        forward = plan.backend.forward
+
+        def runner(call):
+            return forward(call)[0]
+
+    runner = runner if plan.backend is None or not plan.single else _first(runner)
+    if plan.facts.device.type in HOST_DEVICES:
+        return runner
+
+    def guarded(call):
+        with device_guard(call.device):
+            return runner(call)
+
+    return guarded
+
+
+def _first(runner):
+    return lambda call: runner(call)[0]
+
+
+# --- torch.compile ---------------------------------------------------------------------------------------------------
+
+NAMESPACE = "fla"
+_libraries: dict[str, torch.library.Library] = {}
+
+_SCHEMA_TYPES = {bool: "bool", int: "int", float: "float", torch.dtype: "ScalarType"}
+
+
+def in_schema(declaration: Declaration):
+    """The parameters that a torch.library op can take: all but opaque objects."""
+    return tuple(p for p in declaration.parameters if isinstance(p, TensorParameter) or p.type is not object)
+
+
+def schema(declaration: Declaration) -> str:
+    """The parameters in torch's schema language."""
+    words = []
+    for p in in_schema(declaration):
+        kind = "Tensor" if isinstance(p, TensorParameter) else _SCHEMA_TYPES[p.type]
+        words.append(f"{kind}{'?' if p.optional else ''} {p.name}")
+    return ", ".join(words)
+
+
+def define_library_op(operator) -> tuple:
+    """Define ``fla::<function>`` and its backward; → the forward op.
+
+    Both take the name of the backend, which is chosen while the graph is traced, so that the tensors kept for backward
+    are known. ``fla::<function>`` returns the wanted results and then what the backend saves.
+    """
+    declaration = operator.declaration
+    name, parameters = declaration.function, in_schema(declaration)
+    if name in _libraries:
+        _libraries.pop(name)._destroy()
+    library = _libraries[name] = torch.library.Library(NAMESPACE, "FRAGMENT")
+    arguments = schema(declaration)
+    tags = (torch.Tag.pt2_compliant_tag,)
+    library.define(f"{name}({arguments}, str backend, bool keep) -> Tensor[]", tags=tags)
+    library.define(f"{name}_backward({arguments}, str backend, Tensor[] saved, Tensor?[] grads, bool[] wanted)"
+                   f" -> Tensor[]", tags=tags)
+    forward_op = getattr(torch.ops.fla, name).default
+    backward_op = getattr(torch.ops.fla, f"{name}_backward").default
+    count = len(parameters)
+
+    def prepare(values, backend):
+        return operator.prepare([*values], backend)
+
+    def forward(*inputs):
+        *values, backend, keep = inputs
+        call = prepare(values, backend)
+        with torch.no_grad(), device_guard(call.device):
+            if call.plan.backend is None:
+                outputs = call.plan.run_body(call)
+                outputs, saved = outputs if isinstance(outputs, tuple) else (outputs,), ()
+            else:
+                outputs, saved = call.plan.backend.forward(call)
+        return [o for o in outputs if o is not None] + (list(saved) if keep else [])
+
+    def fake_forward(*inputs):
+        *values, backend, keep = inputs
+        call = prepare(values, backend)
+        shapes = [(declaration.result_dims(declaration.results[r], call.facts.options), declaration.results[r].dtype)
+                  for r in call.wanted]
+        if keep and call.plan.backend is not None:
+            shapes += [(saved.dims, saved.dtype) for saved in call.plan.backend.saves.values()]
+        return [empty(call, dims, dtype) for dims, dtype in shapes]
+
+    def backward(*inputs):
+        values, (backend, saved, grads, wanted) = inputs[:count], inputs[count:]
+        call = prepare(values, backend)
+        with device_guard(call.device):
+            if call.plan.backend is None:
+                gradients = body_gradients(call, grads)
+            else:
+                named = dict.fromkeys(call.plan.returned) | dict(zip(call.wanted, grads, strict=True))
+                with torch.no_grad():
+                    gradients = backend_gradients(call, saved, named)
+        return [_own(gradients.get(p.name), v) for p, v, w in zip(parameters, values, wanted, strict=True) if w]
+
+    def fake_backward(*inputs):
+        values, wanted = inputs[:count], inputs[-1]
+        return [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v, w in zip(values, wanted, strict=True) if w]
+
+    def setup_context(ctx, inputs, output):
+        *values, ctx.backend, keep = inputs
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        ctx.options = [None if isinstance(v, torch.Tensor) else v for v in values]
+        ctx.present = [isinstance(v, torch.Tensor) for v in values]
+        ctx.results = len(output) - _saved_count(operator, ctx.backend, keep)
+        ctx.save_for_backward(*tensors, *output[ctx.results:])
+
+    def autograd_backward(ctx, grads):
+        kept = list(ctx.saved_tensors)
+        values = [kept.pop(0) if present else v for v, present in zip(ctx.options, ctx.present, strict=True)]
+        wanted = [bool(w) for w in ctx.needs_input_grad[:count]]
+        gradients = iter(backward_op(*values, ctx.backend, kept, list(grads[:ctx.results]), wanted))
+        return *(next(gradients) if w else None for w in wanted), None, None
+
+    library.impl(name, forward, "CompositeExplicitAutograd")
+    library.impl(f"{name}_backward", backward, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake_forward, lib=library)
+    torch.library.register_fake(f"{NAMESPACE}::{name}_backward", fake_backward, lib=library)
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", autograd_backward, setup_context=setup_context, lib=library)
+    return forward_op
+
+
+def _saved_count(operator, backend, keep) -> int:
+    return len(operator.backend_named(backend).saves) if keep and operator.backend_named(backend) else 0
+
+
+def _own(gradient, value):
+    """A torch.library op may not return its arguments or None."""
+    if gradient is None:
+        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+    return gradient.contiguous()
+
+
+def empty(call, dims, dtype) -> torch.Tensor:
+    """An output as the fake kernels see it: shape, dtype and device."""
+    sizes = call.dims
+    return torch.empty([dim.size(sizes) for dim in dims], dtype=result_dtype(call.facts, dtype), device=call.device)
+
+
+def result_dtype(facts, dtype) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == ACCUMULATOR:
+        return torch.promote_types(facts.dtype, torch.float32)
+    if dtype in facts.options:
+        return facts.options[dtype]
+    return facts.tensors[dtype].dtype

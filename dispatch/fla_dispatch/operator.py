@@ -1,0 +1,297 @@
+"""The public operator: what ``@dispatch`` makes of a declaration."""
+
+import functools
+import logging
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fla_dispatch import bind, bridge, errors, gates, registry
+from fla_dispatch.bind import Described
+from fla_dispatch.call import Call, Facts
+from fla_dispatch.declaration import Declaration, OptionParameter, TensorParameter, declare
+from fla_dispatch.extension import note_route
+from fla_dispatch.extension import registry as compiled
+from fla_dispatch.plan import Plan
+
+log = logging.getLogger("fla_dispatch")
+
+CACHED_DECISIONS = 1024  # per operator; beyond that the cache starts afresh
+
+_operators: dict[str, "Operator"] = {}
+
+
+def dispatch(operation: str, **declared):
+    """Decorator: turn an annotated function into an operator of ``operation`` whose body is the semantic fallback.
+
+    Keywords: ``returns`` (a ``Result``, or a dict of them by name), ``rules``, ``derive`` (option → expression over
+    dimension letters), ``layouts`` (option → (shape without it, with it)), ``same_dtype`` (groups of tensor names),
+    ``chunk_size`` (the option that chunks are counted by), ``tolerance`` and ``shapes`` (named sizes for tests and benchmarks). See docs/api-and-dispatch.md.
+    """
+
+    def decorate(body):
+        return Operator(declare(body, operation, **declared)).public
+
+    return decorate
+
+
+class Operator:
+    def __init__(self, declaration: Declaration):
+        self.declaration = declaration
+        self.defaults = {p.name: getattr(p, "default", None) for p in declaration.parameters
+                         if isinstance(p, OptionParameter) or p.optional}
+        self._plans: dict[tuple, Plan] = {}
+        self._told: set[str] = set()
+        self._defined_op = bridge.define_library_op(self)
+        self.compiled = None if compiled is None else compiled.Operator(
+            **self._table(), call_type=Call, plan=self.plan_for, slow=self.call_in_order)
+        registry.on_change(self.forget)
+        _operators[declaration.function] = self
+        self.public = _public(self)
+
+    # --- eager ---
+
+    def call_in_python(self, *args, **kwargs):
+        """Bind, choose and run without the compiled path."""
+        return self.call_in_order(*bind.arrange(self.declaration, args, kwargs))
+
+    def call_in_order(self, *values):
+        """The same, given one value per parameter."""
+        if any(isinstance(value, FakeTensor) for value in values):
+            return _tracer(self)(**dict(zip(self.declaration.names, values, strict=True)))
+        call = self.prepare(values)
+        note_route(call.plan.route)
+        return call.plan.run(call)
+
+    def prepare(self, values: list, backend: str | None = None) -> Call:
+        """Check arranged values and choose; ``backend`` names one that was chosen already."""
+        full = self._with_opaque(values)
+        full, facts = bind.check(self.declaration, full)
+        return Call(self._plan(facts, backend), tuple(full))
+
+    def plan_for(self, *values) -> Plan | None:
+        """For the compiled path: check everything once and decide; None where it must not remember the decision."""
+        _, facts = bind.check(self.declaration, list(values))
+        plan = self._plan(facts)
+        return None if plan.always_check else plan
+
+    def _plan(self, facts: Facts, backend: str | None = None) -> Plan:
+        key = (bind.key(facts), backend or gates.state())
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= CACHED_DECISIONS:
+                self._plans.clear()
+            plan = self._plans[key] = self._decide(facts, backend)
+        return plan
+
+    def _decide(self, facts: Facts, backend: str | None) -> Plan:
+        if backend is not None:
+            chosen = self.backend_named(backend)
+            route = registry.Route(facts.function, backend, (), "torch.compile")
+        else:
+            chosen, route = registry.choose(facts, self.defaults)
+            self._tell(route, facts)
+        return Plan(self.declaration, facts, chosen, route)
+
+    def _tell(self, route: registry.Route, facts: Facts) -> None:
+        """Log the first use of a route; warn once where the fallback runs on an accelerator unasked."""
+        if route.backend not in self._told:
+            self._told.add(route.backend)
+            log.info("%s", route)
+            if route.backend == gates.FALLBACK and not route.forced_by and facts.device.type not in ("cpu", "meta"):
+                warnings.warn(errors.fallback_on_accelerator(facts.function, facts.device, route.refusals),
+                              stacklevel=6)
+
+    def backend_named(self, name: str):
+        if name == gates.FALLBACK:
+            return None
+        rivals = registry.backends(self.declaration.operation, self.declaration.function)
+        found = next((b for b in rivals if b.name == name), None)
+        if found is None:
+            raise errors.unknown_backend(self.declaration.function, name, "the compiled graph", registry.known_names())
+        return found
+
+    def forget(self) -> None:
+        """Drop every cached decision."""
+        self._plans.clear()
+        if self.compiled is not None:
+            self.compiled.forget()
+
+    # --- torch.compile ---
+
+    def _with_opaque(self, values: list) -> list:
+        """torch.library ops carry no opaque parameters; put their defaults back."""
+        if len(values) == len(self.declaration.parameters):
+            return list(values)
+        given = iter(values)
+        in_schema = set(bridge.in_schema(self.declaration))
+        return [next(given) if p in in_schema else p.default for p in self.declaration.parameters]
+
+    # --- questions ---
+
+    def explain(self, *args, **kwargs) -> registry.Route:
+        """Who would run this call and why every other backend would not; runs nothing."""
+        values = bind.arrange(self.declaration, args, kwargs)
+        _, facts = bind.check(self.declaration, values)
+        try:
+            return registry.choose(facts, self.defaults)[1]
+        except errors.BackendRefused as refusal:
+            return registry.Route(facts.function, "none", (("forced", str(refusal)),))
+
+    def describe(self, dims: Mapping[str, int], *, dtype=torch.bfloat16, device="cpu", arch=None, tensors=(),
+                 requires_grad=False, **options) -> dict[str, object]:
+        """Arguments for ``explain`` that stand for tensors nobody has to allocate.
+
+        ``dims`` gives the letters' sizes, ``tensors`` names the optional tensors that are present.
+        """
+        device = torch.device(device)
+        sizes = dict(dims)
+        sizes.setdefault("N", sizes.get("B", 1))
+        arguments = dict(options)
+        for p in self.declaration.tensors:
+            if p.optional and p.name not in tensors:
+                continue
+            shape = self.declaration.shapes_of(p, options)[0]
+            floating = p.differentiable
+            arguments[p.name] = Described(tuple(dim.size(sizes) for dim in shape), dtype if floating else torch.int64,
+                                          torch.device("cpu") if p.name.endswith(bind.HOST_COPY) else device,
+                                          requires_grad and floating, arch)
+        return arguments
+
+    # --- the table behind the compiled path ---
+
+    def _table(self):
+        """Parameters as the compiled path reads them: kinds, and for each tensor the varying axes per rank."""
+        kinds = []
+        for p in self.declaration.parameters:
+            if isinstance(p, TensorParameter):
+                shapes = tuple(tuple(_varying(dim) for dim in shape) for shape in p.shapes)
+                kinds.append(("tensor", p.optional, shapes, p.differentiable))
+            else:
+                kinds.append((p.type.__name__, p.optional))
+        names = self.declaration.names
+        packed, host_copy = (names.index(n) if n in names else -1 for n in (bind.PACKED, bind.PACKED + bind.HOST_COPY))
+        return dict(kinds=tuple(kinds), packed=packed, host_copy=host_copy)
+
+
+def _varying(dim):
+    """("B", 0) for an axis whose size varies, None for one whose size belongs to the decision."""
+    return (dim.letters[0], dim.offset) if dim.varies and len(dim.letters) == 1 else None
+
+
+_FRONT = """
+def {name}({parameters}, **unknown):
+    if is_dynamo_compiling() or unknown:
+        return differently({by_name}, **unknown)
+    return run({in_order})
+"""
+
+
+def _public(operator: Operator):
+    """The function users call.
+
+    Dynamo refuses C callables, so a thin Python front asks who is calling. It is written out with the operator's own
+    parameters because the interpreter binds those for less than a ``*args, **kwargs`` detour costs.
+    """
+    declaration = operator.declaration
+    words = [f"{p.name}=defaults[{p.name!r}]" if p.name in operator.defaults else p.name
+             for p in declaration.parameters]
+    words.insert(declaration.positional, "*") if declaration.positional < len(words) else None
+    names = declaration.names
+    source = _FRONT.format(name=declaration.function, parameters=", ".join(words), in_order=", ".join(names),
+                           by_name=", ".join(f"{name}={name}" for name in names))
+    trace = _tracer(operator)
+
+    def differently(**arguments):
+        if torch.compiler.is_dynamo_compiling():
+            return trace(**arguments)
+        return operator.call_in_python(**arguments)
+
+    namespace = {"defaults": operator.defaults, "differently": differently,
+                 "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
+                 "run": operator.compiled or operator.call_in_order}
+    exec(compile(source, f"<front of {declaration.function}>", "exec"), namespace)
+    public = functools.update_wrapper(namespace[declaration.function], declaration.body)
+    public.operator = operator
+    return public
+
+
+# --- traced calls ------------------------------------------------------------------------------------------------------
+
+
+@torch.compiler.assume_constant_result
+def _backend_for_graph(function: str, descriptions: tuple, options: tuple, needs_grad: bool) -> str:
+    """Choose while a graph is traced, from what is constant in it; the graph keeps the backend it was traced with."""
+    operator = _operators[function]
+    tensors = iter(descriptions)
+    rest = iter(options)
+    values = []
+    for p in operator.declaration.parameters:
+        if isinstance(p, TensorParameter):
+            description = next(tensors)
+            values.append(None if description is None else Described(*description, needs_grad and p.differentiable))
+        else:
+            values.append(next(rest))
+    with torch.set_grad_enabled(needs_grad or torch.is_grad_enabled()):
+        _, facts = bind.check(operator.declaration, values)
+    return registry.choose(facts, operator.defaults)[1].backend
+
+
+def _tracer(operator: Operator):
+    """A closure over plain data that Dynamo traces into one ``fla::<function>`` node."""
+    declaration = operator.declaration
+    function, op = declaration.function, operator._defined_op
+    tensors = tuple((p.position, {len(shape): tuple(dim.varies for dim in shape) for shape in p.shapes},
+                     p.differentiable) for p in declaration.tensors)
+    options = tuple(p.position for p in declaration.options)
+    in_schema = tuple(p.position for p in bridge.in_schema(declaration))
+    results = tuple((r.when and declaration.names.index(r.when), r.omitted) for r in declaration.results.values())
+    single = tuple(declaration.results) == ("result",)
+
+    def trace(*args, **kwargs):
+        values = bind.arrange(declaration, args, kwargs)
+        descriptions, needs_grad = [], False
+        for position, varying, differentiable in tensors:
+            tensor = values[position]
+            if tensor is None:
+                descriptions.append(None)
+                continue
+            axes = varying.get(tensor.dim())
+            shape = tuple(None if axes is not None and axes[a] else int(tensor.shape[a]) for a in range(tensor.dim()))
+            descriptions.append((shape, tensor.dtype, tensor.device))
+            needs_grad = needs_grad or differentiable and tensor.requires_grad
+        needs_grad = needs_grad and torch.is_grad_enabled()
+        chosen = tuple(values[position] for position in options)
+        backend = _backend_for_graph(function, tuple(descriptions), chosen, needs_grad)
+        outputs = op(*(values[position] for position in in_schema), backend, needs_grad)
+        if single:
+            return outputs[0]
+        public, taken = [], 0
+        for when, omitted in results:
+            if when is None or values[when]:
+                public.append(outputs[taken])
+                taken += 1
+            elif not omitted:
+                public.append(None)
+        return tuple(public)
+
+    return trace
+
+
+def operator_of(function) -> Operator:
+    """The operator behind a public function or its name."""
+    if isinstance(function, str):
+        if function not in _operators:
+            raise errors.unknown_operator(function, _operators)
+        return _operators[function]
+    return function.operator
+
+
+def operators() -> Mapping[str, Operator]:
+    """Every declared operator by name."""
+    return dict(_operators)
+
+
+__all__ = ["Operator", "dispatch", "operator_of", "operators"]

@@ -1,0 +1,180 @@
+"""Who can run what: backends by operation, the trees they come from, and the choice among them."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from fla_dispatch import errors, gates
+from fla_dispatch.backend import Backend
+from fla_dispatch.call import Facts
+from fla_dispatch.extension import watch_gates
+
+log = logging.getLogger("fla_dispatch")
+
+# Our own kernel trees. A tree is a package with OPERATIONS: operation → the module whose import registers backends.
+TREES = ("fla_triton", "fla_gluon", "fla_tilelang", "fla_ascend")
+ENTRY_POINTS = "fla.backends"  # third parties: an entry point named after the operation, loading a Backend
+
+_backends: dict[str, list[Backend]] = {}
+_tree_refusals: dict[str, list[tuple[str, str]]] = {}  # operation → (tree, why it brings nothing)
+_probes: dict[tuple, tuple[bool, str | None]] = {}
+_listeners: list = []  # called when a registration makes cached decisions stale
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Who runs a call, and why every other backend does not."""
+
+    function: str
+    backend: str  # gates.FALLBACK for the decorated body
+    refusals: tuple[tuple[str, str], ...]
+    forced_by: str | None = None
+
+    def __str__(self):
+        forced = f", forced by {self.forced_by}" if self.forced_by else ""
+        refused = "".join(f"\n  {name} refuses: {reason}" for name, reason in self.refusals)
+        return f"{self.function} → {self.backend}{forced}{refused}"
+
+
+def on_change(listener) -> None:
+    _listeners.append(listener)
+
+
+def register(backend):
+    """Register a backend from anywhere: a ``Backend`` subclass or instance. Usable as a class decorator.
+
+    A second registration of the same name, operation and functions replaces the first. Raises ``TypeError`` where the
+    contract is not met.
+    """
+    instance = backend() if isinstance(backend, type) else backend
+    if not isinstance(instance, Backend):
+        raise errors.wrong_registration(f"{backend!r} is not a Backend")
+    for attribute in ("name", "operation"):
+        if not isinstance(getattr(instance, attribute, None), str):
+            raise errors.wrong_registration(f"{type(instance).__name__}.{attribute} must be a string")
+    if instance.name == gates.FALLBACK:
+        raise errors.wrong_registration(f"the name {gates.FALLBACK!r} belongs to the PyTorch fallback")
+    rivals = _backends.setdefault(instance.operation, [])
+    rivals[:] = [b for b in rivals if (b.name, b.functions) != (instance.name, instance.functions)] + [instance]
+    if instance.env is not None:
+        gates.add_variable(instance.env)
+        watch_gates()
+    _changed()
+    return backend
+
+
+def unregister(name: str, operation: str) -> None:
+    """Take a registered backend out again."""
+    _backends[operation] = [b for b in _backends.get(operation, []) if b.name != name]
+    _changed()
+
+
+def _changed() -> None:
+    _probes.clear()
+    for listener in _listeners:
+        listener()
+
+
+def backends(operation: str, function: str) -> list[Backend]:
+    """The backends that serve a function; loads the trees the first time an operation is asked for."""
+    if operation not in _tree_refusals:
+        _tree_refusals[operation] = _load(operation)
+    return [b for b in _backends.get(operation, []) if b.functions is None or function in b.functions]
+
+
+def known_names() -> tuple[str, ...]:
+    names = dict.fromkeys(b.name for rivals in _backends.values() for b in rivals)
+    return (*names, gates.FALLBACK)
+
+
+def _load(operation: str) -> list[tuple[str, str]]:
+    refusals = []
+    for tree in TREES:
+        if importlib.util.find_spec(tree) is None:
+            refusals.append((tree.removeprefix("fla_"), f"kernel tree {tree} is not installed"))
+            continue
+        module = importlib.import_module(tree).OPERATIONS.get(operation)
+        if module is None:
+            refusals.append((tree.removeprefix("fla_"), f"kernel tree {tree} does not have {operation}"))
+            continue
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            refusals.append((tree.removeprefix("fla_"), f"{module} cannot be imported: {error}"))
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=operation):
+        try:
+            register(entry.load())
+        except ImportError as error:
+            refusals.append((entry.value, f"entry point cannot be imported: {error}"))
+    return refusals
+
+
+def choose(facts: Facts, defaults, forced: tuple[str, str] | None = None) -> tuple[Backend | None, Route]:
+    """→ (backend, or None for the decorated body; the route). Raises ``BackendRefused`` if a forced one refuses.
+
+    ``forced`` is (name, who forces it); by default what ``use_backend`` or ``FLA_BACKEND`` say.
+    """
+    forced = gates.forced() if forced is None else forced
+    rivals = backends(facts.operation, facts.function)
+    disabled = gates.is_set(gates.DISABLE, False)
+    if forced is not None and forced[0] != gates.FALLBACK:
+        return _forced(facts, defaults, forced, rivals, disabled)
+    refusals = [] if disabled else list(_tree_refusals[facts.operation])
+    chosen = None
+    for backend in sorted(rivals, key=lambda b: b.rank(facts)):
+        if disabled:
+            reason = f"{gates.DISABLE}=1"
+        elif forced is not None:
+            reason = f"{forced[1]} asks for the fallback"
+        else:
+            reason = _refusal(backend, facts, defaults)
+        if reason is not None:
+            refusals.append((backend.name, reason))
+        elif chosen is None:
+            chosen = backend
+        else:
+            refusals.append((backend.name, f"comes after {chosen.name}"))
+    return chosen, Route(facts.function, chosen.name if chosen else gates.FALLBACK, tuple(refusals),
+                         forced[1] if forced else None)
+
+
+def _forced(facts, defaults, forced, rivals, disabled):
+    name, origin = forced
+    named = [b for b in rivals if b.name == name]
+    if not named:
+        reasons = [why for tree, why in _tree_refusals[facts.operation] if tree == name]
+        if not reasons and name not in known_names():
+            raise errors.unknown_backend(facts.function, name, origin, known_names())
+        reasons = reasons or [f"it does not have {facts.function}"]
+    else:
+        reasons = [f"{gates.DISABLE}=1"] if disabled else [_refusal(b, facts, defaults) for b in named]
+        for backend, reason in zip(named, reasons, strict=False):
+            if reason is None:
+                return backend, Route(facts.function, name, (), origin)
+    raise errors.forced_refusal(facts.function, name, origin, reasons)
+
+
+def _refusal(backend: Backend, facts: Facts, defaults) -> str | None:
+    """Gate, then toolchain, then verifier; None if all agree. An exception in a verifier is a bug and propagates."""
+    if backend.env is not None and not gates.is_set(backend.env, backend.default_on):
+        return f"{backend.env}=0" if backend.default_on else f"off by default (set {backend.env}=1)"
+    where = (backend.name, backend.operation, facts.device)
+    if where not in _probes:
+        _probes[where] = backend.probe(facts.device)
+    works, problem = _probes[where]
+    if not works:
+        return problem
+    return backend.verify(facts, defaults)[1]
+
+
+def architecture(device: torch.device) -> str:
+    """"sm90", "gfx942" …; the device type where there is nothing finer to say."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        if torch.version.hip:
+            return torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
+        return "sm{}{}".format(*torch.cuda.get_device_capability(device))
+    return device.type

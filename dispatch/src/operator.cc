@@ -1,0 +1,627 @@
+#include "operator.h"
+
+#include <structmember.h>
+
+#include <cstring>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "bound_call.h"
+
+namespace fla {
+namespace {
+
+constexpr int kMaxParameters = 64;
+constexpr int kMaxRank = 8;
+constexpr size_t kMaxDecisions = 1024;  // beyond that the cache starts afresh
+
+// The sizes that vary between calls of one decision.
+enum Letter : int8_t { kStatic = -1, kB = 0, kT = 1, kN = 2, kLetters = 3 };
+
+struct Axis {
+  Letter letter;
+  int64_t offset;
+};
+
+enum class Kind { kTensor, kBool, kInt, kFloat, kDtype, kOpaque };
+
+struct Parameter {
+  Kind kind = Kind::kOpaque;
+  bool optional = false;
+  bool differentiable = false;
+  std::vector<std::vector<Axis>> shapes;
+};
+
+struct Decision {
+  std::string key;
+  PyObject* plan;  // owned, as are the rest
+  PyObject* run;   // call → results
+  bool forward;    // `run` is a backend's forward: call → (results, what it saves)
+  PyObject* route;
+  std::vector<std::pair<Py_ssize_t, PyObject*>> derived;
+
+  void release() {
+    Py_DECREF(plan);
+    Py_DECREF(run);
+    Py_DECREF(route);
+    for (auto& item : derived) Py_DECREF(item.second);
+  }
+};
+
+using Cache = std::unordered_map<uint64_t, Decision>;
+
+struct Operator {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  std::vector<Parameter>* parameters;
+  Py_ssize_t packed;  // position of cu_seqlens, -1: none
+  Py_ssize_t host_copy;
+  PyTypeObject* call_type;
+  PyObject* plan_for;
+  PyObject* slow;
+  Cache* cache;
+};
+
+// The bytes two calls must share to share a decision.
+class Key {
+ public:
+  template <typename T>
+  void add(const T& value) {
+    add(&value, sizeof(T));
+  }
+  void add(const void* bytes, size_t count) {
+    if (size_ + count > sizeof(bytes_)) {
+      overflow_ = true;
+      return;
+    }
+    std::memcpy(bytes_ + size_, bytes, count);
+    size_ += count;
+  }
+  bool overflow() const { return overflow_; }
+  uint64_t hash() const {
+    uint64_t h = 0x9E3779B97F4A7C15ull ^ size_, word = 0;
+    size_t i = 0;
+    for (; i + 8 <= size_; i += 8) {
+      std::memcpy(&word, bytes_ + i, 8);
+      h = mix(h, word);
+    }
+    word = 0;
+    std::memcpy(&word, bytes_ + i, size_ - i);
+    return mix(h, word);
+  }
+  bool equals(const std::string& other) const {
+    return other.size() == size_ && std::memcmp(other.data(), bytes_, size_) == 0;
+  }
+  std::string str() const { return std::string(bytes_, size_); }
+
+ private:
+  static uint64_t mix(uint64_t h, uint64_t word) {
+    h = (h ^ word) * 0xFF51AFD7ED558CCDull;
+    return h ^ (h >> 32);
+  }
+  char bytes_[1536];
+  size_t size_ = 0;
+  bool overflow_ = false;
+};
+
+uint8_t bit_length(uint64_t value) { return value == 0 ? 0 : static_cast<uint8_t>(64 - __builtin_clzll(value)); }
+
+// Arguments while they are being bound: borrowed from the caller, or owned where a replacement was made.
+class Values {
+ public:
+  Values(PyObject* const* args, Py_ssize_t count) : count_(count) {
+    std::memcpy(values_, args, sizeof(PyObject*) * count);
+  }
+  ~Values() {
+    for (int i = 0; i < owned_count_; ++i) Py_DECREF(owned_[i]);
+  }
+  PyObject*& operator[](Py_ssize_t i) { return values_[i]; }
+  void replace(Py_ssize_t i, PyObject* owned) {
+    values_[i] = owned;
+    owned_[owned_count_++] = owned;
+  }
+  PyObject* tuple() const {
+    PyObject* result = PyTuple_New(count_);
+    if (result == nullptr) return nullptr;
+    for (Py_ssize_t i = 0; i < count_; ++i) {
+      Py_INCREF(values_[i]);
+      PyTuple_SET_ITEM(result, i, values_[i]);
+    }
+    return result;
+  }
+
+ private:
+  Py_ssize_t count_;
+  PyObject* values_[kMaxParameters];
+  PyObject* owned_[kMaxParameters];
+  int owned_count_ = 0;
+};
+
+// What reading the arguments found out.
+struct Reading {
+  Key key;
+  int64_t sizes[kLetters] = {-1, -1, -1};
+  bool strided[kMaxParameters] = {};
+  bool any_strided = false;
+  TensorView packed{}, host_copy{};
+  Device device{0, 0};
+  bool has_tensor = false, has_packed = false, has_host_copy = false;
+};
+
+bool read_tensor(const Parameter& parameter, PyObject* value, Py_ssize_t position, Operator* self, Reading& reading) {
+  const Environment& env = environment();
+  if (value == Py_None) {
+    reading.key.add<uint8_t>(0xFF);
+    return parameter.optional;
+  }
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
+  if (type != env.tensor && type != env.parameter) return false;  // subclasses have their own ideas
+  TensorView view;
+  if (env.api->view(value, &view) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const std::vector<Axis>* axes = nullptr;
+  for (const auto& shape : parameter.shapes) {
+    if (static_cast<int32_t>(shape.size()) == view.ndim) axes = &shape;
+  }
+  if (axes == nullptr || view.ndim > kMaxRank) return false;
+  reading.key.add(static_cast<uint8_t>(view.ndim));
+  reading.key.add(view.dtype);
+  reading.key.add(view.device);
+  for (int axis = 0; axis < view.ndim; ++axis) {
+    const Axis& expected = (*axes)[axis];
+    const int64_t size = view.shape[axis] - expected.offset;
+    if (expected.letter == kStatic) {
+      reading.key.add(size);
+    } else if (reading.sizes[expected.letter] < 0) {
+      if (size < 0) return false;
+      reading.sizes[expected.letter] = size;
+    } else if (reading.sizes[expected.letter] != size) {
+      return false;
+    }
+  }
+  if (!is_contiguous(view)) reading.strided[position] = reading.any_strided = true;
+  if (!reading.has_tensor) {
+    reading.device = view.device;
+    reading.has_tensor = true;
+  }
+  if (position == self->packed) {
+    reading.packed = view;
+    reading.has_packed = true;
+  } else if (position == self->host_copy) {
+    reading.host_copy = view;
+    reading.has_host_copy = true;
+  }
+  return true;
+}
+
+// Leaves the value in its final form; false on anything but the plainest types.
+bool read_option(const Parameter& parameter, Values& values, Py_ssize_t position, Key& key) {
+  PyObject* value = values[position];
+  if (value == Py_None) {
+    key.add<uint8_t>(0xFF);
+    return parameter.optional || parameter.kind == Kind::kOpaque;
+  }
+  key.add<uint8_t>(1);
+  switch (parameter.kind) {
+    case Kind::kBool:
+      key.add<uint8_t>(value == Py_True);
+      return value == Py_True || value == Py_False;
+    case Kind::kInt: {
+      if (!PyLong_CheckExact(value)) return false;
+      int overflow = 0;
+      const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+      key.add(number);
+      return overflow == 0;
+    }
+    case Kind::kFloat: {
+      if (PyLong_CheckExact(value)) {
+        PyObject* number = PyNumber_Float(value);
+        if (number == nullptr) {
+          PyErr_Clear();
+          return false;
+        }
+        values.replace(position, number);
+        value = number;
+      }
+      if (!PyFloat_CheckExact(value)) return false;
+      key.add(PyFloat_AS_DOUBLE(value));
+      return true;
+    }
+    case Kind::kDtype:
+      key.add(value);
+      return reinterpret_cast<PyObject*>(Py_TYPE(value)) == environment().dtype;
+    default:
+      return false;
+  }
+}
+
+int64_t entry(const TensorView& view, int64_t i) {
+  const char* data = static_cast<const char*>(view.data) + view.byte_offset;
+  const int64_t place = view.strides == nullptr ? i : i * view.strides[0];
+  return view.dtype.bits == 64 ? reinterpret_cast<const int64_t*>(data)[place]
+                               : reinterpret_cast<const int32_t*>(data)[place];
+}
+
+bool boundaries_hold(const TensorView& view, int64_t tokens) {
+  const int64_t count = view.shape[0];
+  if (count == 0 || entry(view, 0) != 0) return false;
+  for (int64_t i = 1; i < count; ++i) {
+    if (entry(view, i) < entry(view, i - 1)) return false;
+  }
+  return entry(view, count - 1) <= tokens;
+}
+
+bool same_boundaries(const TensorView& a, const TensorView& b) {
+  for (int64_t i = 0; i < a.shape[0]; ++i) {
+    if (entry(a, i) != entry(b, i)) return false;
+  }
+  return a.shape[0] == b.shape[0];
+}
+
+bool check_sequences(Reading& reading) {
+  int64_t* sizes = reading.sizes;
+  if (!reading.has_packed) {
+    if (reading.has_host_copy) return false;
+    if (sizes[kN] >= 0 && sizes[kB] >= 0 && sizes[kN] != sizes[kB]) return false;
+    if (sizes[kB] >= 0) sizes[kN] = sizes[kB];
+    return true;
+  }
+  if (sizes[kB] != 1) return false;
+  const bool on_host = reading.packed.device.type == kCpu;
+  if (on_host && reading.device.type != kCpu) return false;  // to be moved first
+  if (reading.has_host_copy) {
+    if (reading.host_copy.device.type != kCpu || !boundaries_hold(reading.host_copy, sizes[kT])) return false;
+    return !on_host || same_boundaries(reading.packed, reading.host_copy);
+  }
+  return !on_host || boundaries_hold(reading.packed, sizes[kT]);
+}
+
+// -1: doubt; 0 or 1: the answer.
+int ask(PyObject* function) {
+  PyObject* answer = PyObject_CallNoArgs(function);
+  if (answer == nullptr) {
+    PyErr_Clear();
+    return -1;
+  }
+  Py_DECREF(answer);
+  return answer == Py_True;
+}
+
+bool read_modes(Operator* self, Values& values, Key& key) {
+  const Environment& env = environment();
+  const int grad = ask(env.is_grad_enabled);
+  if (grad < 0) return false;
+  uint8_t mode = 0;
+  if (grad) {
+    const auto& parameters = *self->parameters;
+    for (size_t i = 0; i < parameters.size() && mode == 0; ++i) {
+      PyObject* value = values[i];
+      if (!parameters[i].differentiable || value == Py_None) continue;
+      PyObject* requires_grad = env.requires_grad->get(value, env.requires_grad->closure);
+      if (requires_grad == nullptr) {
+        PyErr_Clear();
+        return false;
+      }
+      mode = requires_grad == Py_True;
+      Py_DECREF(requires_grad);
+    }
+  } else {
+    const int inference = ask(env.is_inference);
+    if (inference < 0) return false;
+    mode = inference ? 2 : 0;
+  }
+  key.add(mode);
+  return true;
+}
+
+bool read_gates(Key& key) {
+  const Environment& env = environment();
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(env.gates); ++i) {
+    PyObject* value = PyDict_GetItemWithError(env.variables, PyTuple_GET_ITEM(env.gates, i));
+    if (value == nullptr) {
+      if (PyErr_Occurred()) {
+        PyErr_Clear();
+        return false;
+      }
+      key.add<uint8_t>(0xFF);
+    } else {
+      key.add(PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value) + 1);
+    }
+  }
+  PyObject* forced = nullptr;
+  if (PyContextVar_Get(env.forced_backend, nullptr, &forced) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  bool known = true;
+  if (forced == nullptr || forced == Py_None) {
+    key.add<uint8_t>(0xFF);
+  } else if (PyUnicode_CheckExact(forced)) {
+    Py_ssize_t length = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(forced, &length);
+    if (text == nullptr) {
+      PyErr_Clear();
+      known = false;
+    } else {
+      key.add(text, length + 1);
+    }
+  } else {
+    known = false;
+  }
+  Py_XDECREF(forced);
+  return known;
+}
+
+bool read(Operator* self, Values& values, Reading& reading) {
+  const auto& parameters = *self->parameters;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = parameters[i];
+    if (parameter.kind == Kind::kTensor) {
+      if (!read_tensor(parameter, values[i], i, self, reading)) return false;
+    } else if (!read_option(parameter, values, i, reading.key)) {
+      return false;
+    }
+  }
+  if (!check_sequences(reading)) return false;
+  const int64_t rows = reading.sizes[kB] < 0 ? 1 : reading.sizes[kB];
+  reading.key.add(bit_length(static_cast<uint64_t>(rows) * (reading.sizes[kT] < 0 ? 1 : reading.sizes[kT])));
+  reading.key.add(bit_length(reading.sizes[kN] < 0 ? 0 : reading.sizes[kN]));
+  return read_modes(self, values, reading.key) && read_gates(reading.key) && !reading.key.overflow();
+}
+
+// Asks Python for the plan and remembers it. Returns null with an exception set, or with none where Python will not
+// have the decision remembered.
+Decision* learn(Operator* self, PyObject* const* args, uint64_t hash, const Key& key) {
+  const Environment& env = environment();
+  PyObject* plan = PyObject_Vectorcall(self->plan_for, args, self->parameters->size(), nullptr);
+  if (plan == nullptr || plan == Py_None) {
+    Py_XDECREF(plan);
+    return nullptr;
+  }
+  PyObject* run = PyObject_GetAttr(plan, env.plan_forward);
+  const bool forward = run != nullptr && run != Py_None;
+  if (!forward) {
+    Py_XDECREF(run);
+    run = PyObject_GetAttr(plan, env.plan_run);
+  }
+  Decision decision{key.str(), plan, run, forward, PyObject_GetAttr(plan, env.plan_route), {}};
+  PyObject* derived = PyObject_GetAttr(plan, env.plan_derived);
+  if (decision.run == nullptr || decision.route == nullptr || derived == nullptr) {
+    Py_XDECREF(decision.run);
+    Py_XDECREF(decision.route);
+    Py_XDECREF(derived);
+    Py_DECREF(plan);
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(derived); ++i) {
+    PyObject* pair = PyTuple_GET_ITEM(derived, i);
+    PyObject* value = PyTuple_GET_ITEM(pair, 1);
+    Py_INCREF(value);
+    decision.derived.emplace_back(PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 0)), value);
+  }
+  Py_DECREF(derived);
+  Cache retired;  // released last: a destructor may call back into Python
+  if (self->cache->size() >= kMaxDecisions) retired.swap(*self->cache);
+  auto [place, fresh] = self->cache->try_emplace(hash, decision);
+  if (!fresh) {
+    std::swap(place->second, decision);
+    retired.emplace(hash, std::move(decision));
+  }
+  for (auto& item : retired) item.second.release();
+  auto found = self->cache->find(hash);
+  return found == self->cache->end() ? nullptr : &found->second;
+}
+
+// Steals the pair, returns a new reference to its first half.
+PyObject* first_of(PyObject* pair) {
+  PyObject* first = PySequence_GetItem(pair, 0);
+  Py_DECREF(pair);
+  return first;
+}
+
+PyObject* hand_over(Operator* self, Decision* decision, Values& values, const Reading& reading) {
+  const Environment& env = environment();
+  // Held across calls into Python, which may empty the cache.
+  PyObject *plan = decision->plan, *run = decision->run, *route = decision->route;
+  const bool forward = decision->forward;
+  Py_INCREF(plan);
+  Py_INCREF(run);
+  Py_INCREF(route);
+  for (auto& [position, value] : decision->derived) {
+    if (values[position] == Py_None) {
+      Py_INCREF(value);
+      values.replace(position, value);
+    }
+  }
+  bool bound = true;
+  for (size_t i = 0; reading.any_strided && bound && i < self->parameters->size(); ++i) {
+    if (!reading.strided[i]) continue;
+    PyObject* contiguous = PyObject_CallOneArg(env.plain, values[i]);
+    bound = contiguous != nullptr;
+    if (bound) values.replace(i, contiguous);
+  }
+  PyObject *tuple = bound ? values.tuple() : nullptr, *result = nullptr;
+  PyObject* call = tuple == nullptr ? nullptr : make_bound_call(self->call_type, plan, tuple);
+  if (call != nullptr) {
+    note_route(route);
+    result = PyObject_CallOneArg(run, call);
+    if (forward && result != nullptr) result = first_of(result);
+    Py_DECREF(call);
+  }
+  Py_DECREF(plan);
+  Py_DECREF(run);
+  Py_DECREF(route);
+  return result;
+}
+
+PyObject* call_operator(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  auto* self = reinterpret_cast<Operator*>(object);
+  const Py_ssize_t count = static_cast<Py_ssize_t>(self->parameters->size());
+  if (PyVectorcall_NARGS(nargsf) != count || kwnames != nullptr) {
+    return PyErr_Format(PyExc_TypeError, "the compiled path takes exactly %zd values in order", count);
+  }
+  Values values(args, count);
+  Reading reading;
+  if (read(self, values, reading)) {
+    const uint64_t hash = reading.key.hash();
+    auto found = self->cache->find(hash);
+    Decision* decision = found != self->cache->end() && reading.key.equals(found->second.key) ? &found->second : nullptr;
+    if (decision == nullptr) {
+      decision = learn(self, args, hash, reading.key);
+      if (decision == nullptr && PyErr_Occurred()) return nullptr;
+    }
+    if (decision != nullptr) return hand_over(self, decision, values, reading);
+  }
+  return PyObject_Vectorcall(self->slow, args, count, nullptr);
+}
+
+// --- construction from Python's table --------------------------------------------------------------------------------
+
+bool read_axes(PyObject* shape, std::vector<Axis>& axes) {
+  for (Py_ssize_t i = 0; i < PyTuple_Size(shape); ++i) {
+    PyObject* axis = PyTuple_GetItem(shape, i);
+    if (axis == Py_None) {
+      axes.push_back({kStatic, 0});
+      continue;
+    }
+    const char* letter;
+    long long offset;
+    if (!PyArg_ParseTuple(axis, "sL", &letter, &offset)) return false;
+    const char* known = std::strchr("BTN", letter[0]);
+    if (known == nullptr || letter[1] != '\0') {
+      PyErr_Format(PyExc_ValueError, "the compiled path does not know the varying size %s", letter);
+      return false;
+    }
+    axes.push_back({static_cast<Letter>(known - "BTN"), offset});
+  }
+  return !PyErr_Occurred();
+}
+
+bool read_parameter(PyObject* item, std::vector<Parameter>& parameters) {
+  const char* kind;
+  int optional, differentiable = 0;
+  PyObject* shapes = nullptr;
+  if (!PyArg_ParseTuple(item, "sp|O!p", &kind, &optional, &PyTuple_Type, &shapes, &differentiable)) return false;
+  Parameter& parameter = parameters.emplace_back();
+  parameter.optional = optional != 0;
+  parameter.differentiable = differentiable != 0;
+  const std::string name = kind;
+  if (name == "tensor") parameter.kind = Kind::kTensor;
+  if (name == "bool") parameter.kind = Kind::kBool;
+  if (name == "int") parameter.kind = Kind::kInt;
+  if (name == "float") parameter.kind = Kind::kFloat;
+  if (name == "dtype") parameter.kind = Kind::kDtype;
+  for (Py_ssize_t i = 0; shapes != nullptr && i < PyTuple_GET_SIZE(shapes); ++i) {
+    if (!read_axes(PyTuple_GET_ITEM(shapes, i), parameter.shapes.emplace_back())) return false;
+  }
+  return true;
+}
+
+PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  PyObject *kinds, *call_type, *plan, *slow;
+  Py_ssize_t packed, host_copy;
+  static const char* keywords[] = {"kinds", "packed", "host_copy", "call_type", "plan", "slow", nullptr};
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!nnO!OO", const_cast<char**>(keywords), &PyTuple_Type, &kinds,
+                                   &packed, &host_copy, &PyType_Type, &call_type, &plan, &slow)) {
+    return nullptr;
+  }
+  std::vector<Parameter> parameters;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kinds); ++i) {
+    if (!read_parameter(PyTuple_GET_ITEM(kinds, i), parameters)) return nullptr;
+  }
+  if (parameters.size() > kMaxParameters) {
+    return PyErr_Format(PyExc_ValueError, "an operator has at most %d parameters", kMaxParameters);
+  }
+  PyObject* object = type->tp_alloc(type, 0);
+  if (object == nullptr) return nullptr;
+  auto* self = reinterpret_cast<Operator*>(object);
+  self->vectorcall = call_operator;
+  self->parameters = new std::vector<Parameter>(std::move(parameters));
+  self->packed = packed;
+  self->host_copy = host_copy;
+  for (PyObject* held : {call_type, plan, slow}) Py_INCREF(held);
+  self->call_type = reinterpret_cast<PyTypeObject*>(call_type);
+  self->plan_for = plan;
+  self->slow = slow;
+  self->cache = new Cache();
+  return object;
+}
+
+PyObject* forget(PyObject* object, PyObject*) {
+  Cache retired;
+  retired.swap(*reinterpret_cast<Operator*>(object)->cache);
+  for (auto& item : retired) item.second.release();
+  Py_RETURN_NONE;
+}
+
+PyObject* cached(PyObject* object, PyObject*) {
+  return PyLong_FromSize_t(reinterpret_cast<Operator*>(object)->cache->size());
+}
+
+void destroy(PyObject* object) {
+  auto* self = reinterpret_cast<Operator*>(object);
+  PyTypeObject* type = Py_TYPE(object);
+  for (auto& item : *self->cache) item.second.release();
+  delete self->cache;
+  delete self->parameters;
+  Py_DECREF(self->call_type);
+  Py_DECREF(self->plan_for);
+  Py_DECREF(self->slow);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyMethodDef methods[] = {
+    {"forget", forget, METH_NOARGS, "Drop every cached decision."},
+    {"cached", cached, METH_NOARGS, "How many decisions are cached."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Operator, vectorcall), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(construct)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {Py_tp_doc, const_cast<char*>("The compiled front of one declared operator.")},
+    {0, nullptr},
+};
+
+PyType_Spec spec = {"fla_dispatch._registry.Operator", sizeof(Operator), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+
+// One reference per thread that ever called an operator; given up, not released, when the thread ends.
+thread_local PyObject* route_of_thread = nullptr;
+
+}  // namespace
+
+Environment& environment() {
+  static Environment instance;
+  return instance;
+}
+
+PyObject* make_operator_type() { return PyType_FromSpec(&spec); }
+
+void note_route(PyObject* route) {
+  if (route == route_of_thread) return;
+  Py_INCREF(route);
+  PyObject* before = route_of_thread;
+  route_of_thread = route;
+  Py_XDECREF(before);
+}
+
+PyObject* last_route() {
+  PyObject* route = route_of_thread == nullptr ? Py_None : route_of_thread;
+  Py_INCREF(route);
+  return route;
+}
+
+}  // namespace fla

@@ -1,0 +1,503 @@
+"""Kimi Delta Attention: the gate, the token recurrence and the chunk form.
+
+Kimi Linear: An Expressive, Efficient Attention Architecture, arXiv 2510.26692. Per sequence and value head, with a state
+S [K, V] that maps keys to values (state_v_first stores [V, K]), log-space gates g [K] <= 0 and a step size beta:
+
+    S   <- diag(exp(g_t)) S                       forget
+    u_t  = beta_t (v_t - S^T k_t)                 what the state gets wrong about k_t
+    S   <- S + k_t u_t^T                          correct it
+    o_t  = scale S^T q_t                          read
+
+Value head j reads with q and k of head j // (HV / H).
+
+Chunk form. A chunk of C rows starts from the state h. With `since` = sum of the gates from the start of the chunk through
+a row, `until` = sum behind a row to the end, and the decayed products of `decay.py` (q already scaled)
+
+    A[i, j] = q_i . k_j decayed, j <= i           N[i, j] = k_i . k_j decayed, j < i
+
+the rows of the chunk solve one triangular system instead of waiting for each other:
+
+    r  = v - (k exp(since)) h                     R = (I + beta N)^-1
+    u  = R beta r                                 o = (q exp(since)) h + A u
+    h' = exp(total) h + (k exp(until))^T u
+
+Backward, from do and dh':
+
+    du = A^T do + (k exp(until)) dh'              y = R^T du,  dr = beta y = dv
+    dh = exp(total) dh' + (q exp(since))^T do - (k exp(since))^T dr
+    dA = do u^T (j <= i),  dN = -dr u^T (j < i),  dbeta = y . (r - N u)
+    d(q exp(since)) = do h^T,  d(k exp(since)) = -dr h^T,  d(k exp(until)) = u dh'^T,  dtotal = exp(total) sum_V h dh'
+
+q and k are two reads that share one decay, with output gradients do and -dr, so each line above is one product over both.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from . import decay
+from .sequences import sequences
+
+NORM_EPS = 1e-6
+TILE = 64  # rows per chunk inside; a divisor of the public chunk size
+SPAN = 1 << 17  # elements of one tensor of a span: what a core's cache holds a few of
+
+
+def gate(g, A_log=None, dt_bias=None, lower_bound=None, output_dtype=torch.float32):
+    """Log-space gate from raw ``g [..., HV, K]``; ``A_log [HV]``, ``dt_bias [HV*K]``; differentiable in all three.
+
+        lower_bound None:   -exp(A_log) * softplus(g + dt_bias)
+        otherwise:          lower_bound * sigmoid(exp(A_log) * (g + dt_bias)),  A_log None counting as 0
+
+    Computed in fp32 (fp64 for fp64 ``g``), returned as ``output_dtype``.
+    """
+    x, rate = _gate_input(g.to(_compute_dtype(g)), A_log, dt_bias, g.shape[-2:])
+    if lower_bound is None:
+        return (-rate * _softplus(x)).to(output_dtype)
+    return (lower_bound * torch.sigmoid(x if rate is None else rate * x)).to(output_dtype)
+
+
+def _gate_input(g, A_log, dt_bias, heads):
+    """(g + dt_bias, exp(A_log)) broadcast over [..., HV, K]."""
+    x = g if dt_bias is None else g + dt_bias.to(g.dtype).view(heads)
+    return x, None if A_log is None else A_log.to(g.dtype).view(-1, 1).exp()
+
+
+def _softplus(x):
+    return F.softplus(x, threshold=40)  # log1p(exp(x)) is x in fp64 from there on
+
+
+def _compute_dtype(x):
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The token recurrence
+
+
+def recurrent(
+    q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, initial_state=None, output_final_state=False,
+    use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False,
+    lower_bound=None, state_v_first=False, cu_seqlens=None, compute_dtype=None,
+):  # fmt: skip
+    """The recurrence of the module docstring, token by token: the oracle. Returns (o, final_state or None).
+
+    q, k [B, T, H, K]; v [B, T, HV, V]; g [B, T, HV, K] in log space (raw with use_gate_in_kernel); beta [B, T, HV], or
+    [B, T, HV, V] with a step size per value channel; states [N, HV, K, V] ([N, HV, V, K] with state_v_first). Plain torch
+    operations, differentiable by autograd. ``o`` has q's dtype, the state is fp32 (fp64 when computed in fp64).
+
+    compute_dtype: fp32, or fp64 for fp64 q, when None. With bf16 or fp16 every vector of a token is rounded to it, while
+    the state stays fp32: the error of this run is what an eager implementation in that dtype would have.
+    """
+    with torch.autocast(q.device.type, enabled=False):
+        compute_dtype = compute_dtype or _compute_dtype(q)
+        state_dtype = torch.float64 if compute_dtype == torch.float64 else torch.float32
+        HV, K, V = g.shape[2], q.shape[3], v.shape[3]
+        out_dtype = q.dtype
+        q, k, v, g, beta = (x.to(state_dtype) for x in (q, k, v, g, beta))
+        if use_gate_in_kernel:
+            g = gate(g, A_log, dt_bias, lower_bound, state_dtype)
+        if use_beta_sigmoid_in_kernel:
+            beta = torch.sigmoid(beta) * (2 if allow_neg_eigval else 1)
+        if use_qk_l2norm_in_kernel:
+            q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS) for x in (q, k))
+        q = q * (K**-0.5 if scale is None else scale)
+        q, k = (x.repeat_interleave(HV // x.shape[2], 2) for x in (q, k))
+        beta = beta if beta.dim() == 4 else beta[..., None]
+        tokens = [x.to(compute_dtype) for x in (q, k, v, decay.bounded_exp(g), beta)]
+
+        bounds = None if cu_seqlens is None else cu_seqlens.tolist()
+        states = len(q) if bounds is None else len(bounds) - 1
+        if initial_state is None:
+            S = q.new_zeros(states, HV, K, V)
+        else:
+            S = initial_state.to(state_dtype)
+            S = S.transpose(-1, -2) if state_v_first else S
+
+        if bounds is None:
+            o, S = _walk(*tokens, S)
+        elif states and len(lengths := {b - a for a, b in zip(bounds, bounds[1:])}) == 1:  # e.g. decode: one token each
+            o, S = _walk(*(x[0, : bounds[-1]].unflatten(0, (states, *lengths)) for x in tokens), S)
+            o = o.flatten(0, 1)[None]
+        else:
+            runs = [_walk(*(x[:, a:b] for x in tokens), S[n : n + 1]) for n, (a, b) in enumerate(zip(bounds, bounds[1:]))]
+            o = torch.cat([tokens[2][:, :0], *(o for o, _ in runs)], 1)
+            S = torch.cat([S[:0], *(S for _, S in runs)])
+        if o.shape[1] < v.shape[1]:  # rows behind the last sequence
+            o = torch.cat([o, o.new_zeros(1, v.shape[1] - o.shape[1], HV, V)], 1)
+        S = S.transpose(-1, -2).contiguous() if state_v_first else S
+        return o.to(out_dtype), S if output_final_state else None
+
+
+def _walk(q, k, v, decay, beta, S):
+    """One pass over [B, T, HV, ...] from S [B, HV, K, V]; vectors are rounded to the dtype of q, the state is not."""
+    B, T, HV, V = v.shape
+    dtype, heads = q.dtype, B * HV
+    rows = [x.transpose(0, 1).reshape(T, heads, 1, x.shape[-1]).unbind() for x in (q, k, v, beta)]
+    columns = [x.transpose(0, 1).reshape(T, heads, x.shape[-1], 1).unbind() for x in (k, decay)]
+    state = S.reshape(heads, *S.shape[2:])
+    wide = state.dtype
+    outputs = []
+    for q_t, k_t, v_t, beta_t, k_column, decay_t in zip(*rows, *columns):
+        state = state * decay_t.to(wide)
+        if dtype == wide:
+            u = beta_t * torch.baddbmm(v_t, k_t, state, alpha=-1)
+            state = torch.baddbmm(state, k_column, u)
+            outputs.append(torch.bmm(q_t, state))
+        else:
+            u = beta_t * (v_t - torch.bmm(k_t.to(wide), state).to(dtype))
+            state = torch.baddbmm(state, k_column.to(wide), u.to(wide))
+            outputs.append(torch.bmm(q_t.to(wide), state).to(dtype))
+    o = torch.stack(outputs).view(T, B, HV, V).transpose(0, 1) if outputs else v[:, :0]
+    return o, state.view(S.shape)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The chunk form
+
+
+def chunk(
+    q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
+    use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, safe_gate=False, lower_bound=None,
+    disable_recompute=False, return_intermediate_states=False, state_v_first=False, cu_seqlens=None, *, A_log=None,
+    dt_bias=None, chunk_size=64,
+):  # fmt: skip
+    """The same function as ``recurrent``, in chunks, with its own backward. Returns (o, final_state or None).
+
+    With return_intermediate_states also h [B, NT, HV, K, V] in k's dtype, the states at the starts of the chunks of
+    ``chunk_size`` tokens (packed: B = 1, NT = sum of ceil(length / chunk_size)); h carries no gradient.
+
+    Exact for any gate, so safe_gate changes nothing. Arithmetic in fp32 (fp64 for fp64 q) whatever the ambient autocast;
+    ``o`` has q's dtype, the final state is fp32 (fp64), every gradient has the dtype of its input.
+
+    Saved for backward: the inputs and three C x C matrices per chunk (A, N, R); states and decays are recomputed. With
+    disable_recompute everything that backward reads is saved.
+    """
+    options = _Options(
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        final=output_final_state, norm=use_qk_l2norm_in_kernel, gate=use_gate_in_kernel,
+        sigmoid=use_beta_sigmoid_in_kernel, beta_max=2 if allow_neg_eigval else 1, lower_bound=lower_bound,
+        keep=disable_recompute, every=chunk_size if return_intermediate_states else None, v_first=state_v_first,
+        tile=min(TILE, chunk_size),
+    )  # fmt: skip
+    o, S, h = _Chunk.apply(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, options)
+    return (o, S, h) if return_intermediate_states else (o, S)
+
+
+class _Options(NamedTuple):
+    scale: float
+    norm: bool  # q and k are L2-normalised here
+    gate: bool  # g is raw
+    lower_bound: float | None
+    sigmoid: bool  # beta is raw
+    beta_max: int
+    final: bool  # return the final state
+    v_first: bool  # states are [V, K]
+    every: int | None  # return the states at multiples of this many tokens
+    keep: bool  # save everything that backward reads
+    tile: int  # rows per chunk
+
+
+class _Inputs(NamedTuple):
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+    initial_state: torch.Tensor | None
+    A_log: torch.Tensor | None
+    dt_bias: torch.Tensor | None
+
+
+class _Rows(NamedTuple):
+    """The rows of a span; n = slots * HV."""
+
+    reads: torch.Tensor  # [n, 2, C, K]  q (scaled) and k
+    keys: torch.Tensor  # [n, C, K]
+    v: torch.Tensor  # [n, C, V]
+    g: torch.Tensor  # [n, C, K]
+    beta: torch.Tensor  # [n, C, 1 or V]
+
+
+class _States(NamedTuple):
+    """What the scan over the chunks of a span used and found."""
+
+    reads: torch.Tensor  # [n, 2, C, K]  reads * exp(since)
+    keys: torch.Tensor  # [n, C, K]  keys * exp(until)
+    total: torch.Tensor  # [n, K, 1]  exp(total)
+    h: torch.Tensor  # [n, K, V]  state at the start of each chunk
+    r: torch.Tensor  # [n, C, V]
+    u: torch.Tensor  # [n, C, V]
+
+
+class _Chunk(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, options):
+        inputs = _Inputs(q, k, v, g, beta, initial_state, A_log, dt_bias)
+        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+            layout = _layout(inputs, cu_seqlens, options)
+            o = layout.new(q, *v.shape[2:], dtype=q.dtype)
+            S = _enter(layout, initial_state, inputs, options)
+            kept, starts = [], []
+            for span in layout.spans:
+                state = S[span.states].flatten(0, 1)
+                start = state.clone()
+                rows = _rows(span, inputs, options)
+                tree = list(decay.levels(rows.g))
+                pairs = decay.pair(rows.reads, rows.keys, tree)
+                pairs[:, 1].diagonal(dim1=1, dim2=2).zero_()
+                inverse = None if _per_channel(rows) else decay.unit_lower_inverse(rows.beta * pairs[:, 1])
+                states = _scan(span, rows, tree[-1], pairs, inverse, state)
+                read = torch.bmm(pairs[:, 0], states.u).baddbmm_(states.reads[:, 0], states.h)
+                span.scatter(_by_slot(span, read), o)
+                kept += [pairs, inverse, start]
+                if options.keep:
+                    kept += [*rows, *states, *(x for level in tree for x in level)]
+                if options.every:
+                    starts.append(_by_slot(span, states.h))
+            h = None
+            if options.every:
+                h = _oriented(layout.starts(starts, options.every), options).to(k.dtype)
+                h = h.unflatten(0, (len(q), -1))
+                ctx.mark_non_differentiable(h)
+            S = _oriented(layout.leave(S), options) if options.final else None
+        ctx.set_materialize_grads(False)
+        ctx.layout, ctx.options = layout, options
+        ctx.save_for_backward(*inputs, *kept)
+        return o, S, h
+
+    @staticmethod
+    def backward(ctx, do, dS, dh):
+        inputs, kept = _Inputs(*ctx.saved_tensors[: len(_Inputs._fields)]), ctx.saved_tensors[len(_Inputs._fields) :]
+        with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
+            grads = _chunk_backward(ctx.layout, ctx.options, inputs, kept, do, dS)
+        grads = [x if needed else None for x, needed in zip(grads, ctx.needs_input_grad)]
+        if torch.is_grad_enabled():
+            grads = _FirstOrder.apply(len(grads), *grads, *inputs, do, dS)
+        return *grads, None, None
+
+
+class _FirstOrder(torch.autograd.Function):
+    """Hands gradients through and refuses to differentiate them."""
+
+    @staticmethod
+    def forward(ctx, count, *tensors):
+        return tuple(None if x is None else x.view_as(x) for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError(
+            "the chunk form of KDA has first derivatives only; for second derivatives differentiate "
+            "facade.reference.kda.recurrent, which is plain autograd"
+        )
+
+
+def _chunk_backward(layout, options, inputs, kept, do, dS):
+    """Gradients of all inputs, span by span from the last."""
+    q, k, v, g, beta, initial_state, A_log, dt_bias = inputs
+    dtype = _compute_dtype(q)
+    grads = [layout.new(x, *x.shape[2:], dtype=x.dtype) for x in (q, k, v, g, beta)]
+    dA_log, ddt_bias = (None if x is None else torch.zeros_like(x, dtype=dtype) for x in (A_log, dt_bias))
+    dS = _enter(layout, dS, inputs, options)
+    per_span = len(kept) // max(len(layout.spans), 1)
+    for index, span in reversed(list(enumerate(layout.spans))):
+        pairs, inverse, start, *rest = kept[index * per_span : (index + 1) * per_span]
+        if rest:
+            rows, states, flat = _Rows(*rest[:5]), _States(*rest[5:11]), rest[11:]
+            tree = list(zip(flat[::2], flat[1::2]))
+        else:
+            rows = _rows(span, inputs, options)
+            tree = list(decay.levels(rows.g))
+            states = _scan(span, rows, tree[-1], pairs, inverse, start.clone())
+        dread = None if do is None else span.gather(do, dtype).flatten(0, 1)
+        drows = _span_backward(span, rows, tree, pairs, inverse, states, dread, dS[span.states].flatten(0, 1))
+        dA_log_part, ddt_bias_part = _rows_backward(span, options, inputs, rows, *drows, grads)
+        if dA_log_part is not None:
+            dA_log += dA_log_part
+        if ddt_bias_part is not None:
+            ddt_bias += ddt_bias_part
+    dS0 = None if initial_state is None else _oriented(layout.leave(dS), options).to(initial_state.dtype)
+    dA_log, ddt_bias = (None if x is None else d.to(x.dtype) for x, d in ((A_log, dA_log), (dt_bias, ddt_bias)))
+    return *grads, dS0, dA_log, ddt_bias
+
+
+def _rows(span, inputs, options):
+    """Gathers the rows of a span, activated, normalised and scaled."""
+    q, k, v, g, beta, initial_state, A_log, dt_bias = inputs
+    dtype, group = _compute_dtype(q), g.shape[2] // q.shape[2]
+    q, k, v, g, beta = (span.gather(x if x.dim() == 4 else x[..., None], dtype) for x in (q, k, v, g, beta))
+    if options.norm:
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS) for x in (q, k))
+    q *= options.scale
+    if options.gate:
+        g = gate(g.transpose(1, 2), A_log, dt_bias, options.lower_bound, dtype).transpose(1, 2).contiguous()
+        span.clear(g)
+    if span.first and initial_state is None:
+        g[: span.counts[0], :, 0] = 0  # there is nothing to forget yet
+    if options.sigmoid:
+        beta = torch.sigmoid(beta) * options.beta_max
+    if group > 1:
+        q, k = (x.repeat_interleave(group, 1) for x in (q, k))
+    q, k, v, g, beta = (x.flatten(0, 1) for x in (q, k, v, g, beta))
+    return _Rows(torch.stack((q, k), 1), k, v, g, beta)
+
+
+def _rows_backward(span, options, inputs, rows, dreads, dkeys, dv, dg, dbeta, grads):
+    """Scatters the gradients of q, k, v, g, beta into ``grads``; returns those of A_log and dt_bias, summed over the span."""
+    q, k, v, g, beta, _, A_log, dt_bias = inputs
+    dtype, group = _compute_dtype(q), g.shape[2] // q.shape[2]
+    dq, dk, dv, dg, dbeta = (_by_slot(span, x) for x in (dreads[:, 0], dkeys.add_(dreads[:, 1]), dv, dg, dbeta))
+    if group > 1:
+        dq, dk = (x.unflatten(1, (-1, group)).sum(2) for x in (dq, dk))
+    dq = dq * options.scale
+    if options.norm:
+        dq, dk = (_norm_backward(span.gather(x, dtype), dx) for x, dx in ((q, dq), (k, dk)))
+    dA_log = ddt_bias = None
+    if options.gate:
+        span.clear(dg)
+        raw = span.gather(g, dtype).transpose(1, 2)
+        dg, dA_log, ddt_bias = _gate_backward(raw, A_log, dt_bias, options.lower_bound, dg.transpose(1, 2))
+        dg = dg.transpose(1, 2)
+    if options.sigmoid:
+        effective = _by_slot(span, rows.beta)
+        dbeta = dbeta * effective * (1 - effective / options.beta_max)
+    for d, x in zip((dq, dk, dv, dg, dbeta), grads):
+        span.scatter(d, x if x.dim() == 4 else x[..., None])
+    return dA_log, ddt_bias
+
+
+def _norm_backward(x, dunit):
+    inverse = torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
+    unit = x * inverse
+    return (dunit - unit * (unit * dunit).sum(-1, keepdim=True)) * inverse
+
+
+def _gate_backward(g, A_log, dt_bias, lower_bound, d):
+    """Gradients of g, A_log, dt_bias through ``gate``; g and d [..., HV, K]."""
+    x, rate = _gate_input(g, A_log, dt_bias, g.shape[-2:])
+    if lower_bound is None:
+        dx = -rate * torch.sigmoid(x) * d
+        dlog_rate = -rate * _softplus(x) * d
+    else:
+        z = x if rate is None else rate * x
+        dz = lower_bound * torch.sigmoid(z) * torch.sigmoid(-z) * d
+        dx = dz if rate is None else rate * dz
+        dlog_rate = z * dz
+    dA_log = None if A_log is None else dlog_rate.sum(-1).flatten(0, -2).sum(0).view(A_log.shape)
+    ddt_bias = None if dt_bias is None else dx.flatten(0, -3).sum(0).view(dt_bias.shape)
+    return dx, dA_log, ddt_bias
+
+
+def _scan(span, rows, top, pairs, inverse, S):
+    """Runs the chunks of a span from the states ``S [sequences*HV, K, V]``, which end as the states behind it."""
+    since, until = top
+    n, C, K = rows.keys.shape
+    states = _States(
+        reads=rows.reads * since[:, None],
+        keys=rows.keys * until,
+        total=since[:, -1, :, None],
+        h=S.new_empty(n, K, S.shape[-1]),
+        r=torch.empty_like(rows.v),
+        u=torch.empty_like(rows.v),
+    )
+    if inverse is None:
+        solve, solver = _substitute, (pairs[:, 1], rows.beta)
+    else:
+        solve, solver = torch.bmm, (inverse * rows.beta.transpose(1, 2),)
+    steps = _by_step(span, rows.v, states.reads[:, 1], states.keys, states.total, states.h, states.r, states.u, *solver)
+    for v, read, keys, total, h, r, u, *solver in steps:
+        state = S[: len(h)]
+        h.copy_(state)
+        torch.baddbmm(v, read, state, alpha=-1, out=r)
+        solve(*solver, r, out=u)
+        state.mul_(total).baddbmm_(keys.transpose(1, 2), u)
+    return states
+
+
+def _span_backward(span, rows, tree, pairs, inverse, states, do, dS):
+    """Gradients of reads, keys, v, g, beta; ``dS`` enters as the gradient behind the span and ends as that before it."""
+    n, C, V = rows.v.shape
+    dout = rows.v.new_zeros(n, 2, C, V)  # do and -dr
+    if do is not None:
+        dout[:, 0] = do
+    du = torch.bmm(pairs[:, 0].transpose(1, 2), dout[:, 0])
+    dend = torch.empty_like(states.h)
+    y = torch.empty_like(rows.v)
+    if inverse is None:
+        solve, solver = _substitute_transposed, (pairs[:, 1], rows.beta)
+    else:
+        solve, solver = torch.bmm, (inverse.transpose(1, 2),)
+    steps = _by_step(span, du, y, dout, -rows.beta, dend, states.reads, states.keys, states.total, *solver)
+    for du_c, y_c, dout_c, minus_beta, dend_c, read, keys, total, *solver in reversed(steps):
+        state = dS[: len(dend_c)]
+        dend_c.copy_(state)
+        solve(*solver, du_c.baddbmm_(keys, state), out=y_c)
+        torch.mul(y_c, minus_beta, out=dout_c[:, 1])
+        state.mul_(total).baddbmm_(read.flatten(1, 2).transpose(1, 2), dout_c.flatten(1, 2))
+
+    dbeta = torch.baddbmm(states.r, pairs[:, 1], states.u, alpha=-1).mul_(y)
+    dbeta = dbeta if _per_channel(rows) else dbeta.sum(-1, keepdim=True)
+    dv = -dout[:, 1]
+    dout = dout.flatten(1, 2)
+    dpairs = torch.bmm(dout, states.u.transpose(1, 2)).unflatten(1, (2, C))
+    dpairs[:, 0].tril_()
+    dpairs[:, 1].tril_(-1)
+
+    since, until = tree[-1]
+    dreads = torch.bmm(dout, states.h.transpose(1, 2)).unflatten(1, (2, C))
+    dsince = dreads[:, 0] * states.reads[:, 0]
+    dsince.addcmul_(dreads[:, 1], states.reads[:, 1])
+    dsince[:, -1] += (states.h * dend).sum(-1) * states.total[..., 0]
+    dreads *= since[:, None]
+    dkeys = torch.bmm(states.u, dend.transpose(1, 2))
+    duntil = dkeys * states.keys
+    dkeys *= until
+    dg = decay.pair_backward(rows.reads, rows.keys, tree, dpairs, dsince, duntil, dreads, dkeys)
+    return dreads, dkeys, dv, dg, dbeta
+
+
+def _substitute(N, beta, r, out):
+    """out = u of (I + beta N) u = beta r, where every value channel has its own beta [n, C, V]."""
+    for i in range(r.shape[1]):
+        known = torch.bmm(N[:, i : i + 1, :i], out[:, :i])
+        torch.mul(beta[:, i], r[:, i] - known[:, 0], out=out[:, i])
+
+
+def _substitute_transposed(N, beta, du, out):
+    """out = y of (I + beta N)^T y = du."""
+    for i in reversed(range(du.shape[1])):
+        known = torch.bmm(N[:, i + 1 :, i : i + 1].transpose(1, 2), (beta * out)[:, i + 1 :])
+        torch.sub(du[:, i], known[:, 0], out=out[:, i])
+
+
+def _per_channel(rows):
+    return rows.beta.shape[-1] > 1
+
+
+def _layout(inputs, cu_seqlens, options):
+    q, v = inputs.q, inputs.v
+    chunk = options.tile * v.shape[2] * max(q.shape[3], v.shape[3])
+    return sequences(q, cu_seqlens, options.tile, max(1, SPAN // chunk))
+
+
+def _by_slot(span, x):
+    return x.unflatten(0, (span.slots, -1))
+
+
+def _by_step(span, *tensors):
+    """For each step of the span, the part of every tensor [n, ...] that belongs to it."""
+    heads = len(tensors[0]) // span.slots
+    return list(zip(*(x.split([count * heads for count in span.counts]) for x in tensors)))
+
+
+def _oriented(state, options):
+    return state.transpose(-1, -2).contiguous() if options.v_first else state
+
+
+def _enter(layout, state, inputs, options):
+    """A new [N, HV, K, V] in the order of the walk; zeros when ``state`` is None."""
+    q, v = inputs.q, inputs.v
+    if state is None:
+        return q.new_zeros(len(layout.lengths), v.shape[2], q.shape[3], v.shape[3], dtype=_compute_dtype(q))
+    return layout.enter(state.transpose(-1, -2) if options.v_first else state, _compute_dtype(q)).contiguous()

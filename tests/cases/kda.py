@@ -1,0 +1,62 @@
+"""Kimi Delta Attention: how to make inputs, and what is right."""
+
+import torch
+from facade import reference
+from facade.ops.kda import chunk_kda, fused_kda_gate, fused_recurrent_kda, kda_gate_chunk_cumsum
+from harness.subject import Subject
+
+CHUNK_ONLY = ("safe_gate", "disable_recompute", "return_intermediate_states", "cu_seqlens_cpu", "cp_context", "use_graph",
+              "max_num_seqs", "chunk_size")
+
+
+def make(name: str, shape, options, generator) -> torch.Tensor:
+    """Values a trained layer could have. Keys are normalised unless the op does it: else the recurrence diverges."""
+    x = torch.randn(shape, generator=generator)
+    if name in ("q", "k"):
+        return x if options.get("use_qk_l2norm_in_kernel") else torch.nn.functional.normalize(x, dim=-1)
+    if name == "g":
+        return x if options.get("use_gate_in_kernel", True) else torch.nn.functional.logsigmoid(3 * x)
+    if name == "beta":
+        return x if options.get("use_beta_sigmoid_in_kernel") else torch.rand(shape, generator=generator)
+    if name == "A_log":
+        return torch.rand(shape, generator=generator) * 2 - 1
+    if name == "initial_state":
+        return x / 2
+    return x
+
+
+def recurrence(function: str, arguments: dict, dtype: torch.dtype):
+    """The token recurrence, with fp64 arithmetic for fp64 and rounded vectors for 16-bit dtypes."""
+    arguments = {name: value for name, value in arguments.items() if name not in CHUNK_ONLY}
+    return reference.kda.recurrent(**arguments, compute_dtype=dtype)
+
+
+def gate(function: str, arguments: dict, dtype: torch.dtype):
+    """The gate, and its sums from the start of each chunk, token by token."""
+    arguments = dict(arguments)
+    chunk_size, scale = arguments.pop("chunk_size", 64), arguments.pop("scale", None)
+    cu_seqlens = arguments.pop("cu_seqlens", None)
+    arguments["output_dtype"] = torch.promote_types(dtype, torch.float32)
+    g = reference.kda.gate(**arguments)
+    if function == "fused_kda_gate":
+        return g
+    B, T = g.shape[:2]
+    offsets = [0, T] if cu_seqlens is None else cu_seqlens.tolist()
+    sums = [torch.zeros_like(g[:, 0])] * T
+    for start, end in zip(offsets, offsets[1:], strict=False):
+        for t in range(start, end):
+            fresh = (t - start) % chunk_size == 0
+            sums[t] = g[:, t] if fresh else sums[t - 1] + g[:, t]
+    return torch.stack(sums, 1) * (1 if scale is None else scale)
+
+
+RECURRENCE_AXES = {"scale": [None, 0.3], "lower_bound": [None, -5.0], "chunk_size": [64, 32]}
+
+SUBJECTS = (
+    Subject("chunk_kda", (chunk_kda,), make, recurrence, RECURRENCE_AXES,
+            excluded=frozenset({"return_intermediate_states"})),
+    Subject("fused_recurrent_kda", (fused_recurrent_kda,), make, recurrence, RECURRENCE_AXES),
+    Subject("kda_gate", (fused_kda_gate, kda_gate_chunk_cumsum), make, gate,
+            {"lower_bound": [None, -5.0], "scale": [None, 1.442695], "chunk_size": [64, 32],
+             "output_dtype": [torch.float32]}),
+)

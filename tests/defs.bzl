@@ -1,0 +1,55 @@
+"""Test macros of this folder."""
+
+load("//tools/pytest:defs.bzl", _fla_py_test = "fla_py_test")
+
+# Where a cell runs: the lane's tag, and the accelerator its machine must have.
+_HARDWARE = {
+    "cpu": struct(lane = None, accelerator = None),
+    "h200": struct(lane = "gpu", accelerator = "//tools/lanes:cuda_sm90"),
+    "ascend": struct(lane = "npu", accelerator = "//tools/lanes:ascend_910b"),
+}
+
+def fla_py_test(name, deps = [], **kwargs):
+    """A test of this repository: pytest with the settings and fixtures of //tests."""
+    _fla_py_test(
+        name = name,
+        deps = deps + [Label("//tests:support")],
+        **kwargs
+    )
+
+def kernel_test(op, backend, hardware, deps = [], tags = [], env = {}, **kwargs):
+    """The one test body on one cell: //tests:<op>_<backend>, and //tests:<op>_<backend>_<hardware> off the CPU.
+
+    Args:
+      op: public operator, "chunk_kda".
+      backend: "reference", "triton" …
+      hardware: lane that runs the cell: "cpu", "h200" or "ascend".
+      deps: the kernel tree.
+      tags: further tags.
+      env: further environment.
+      **kwargs: for py_test.
+    """
+    if hardware not in _HARDWARE:
+        fail("hardware = %r: must be one of %s" % (hardware, ", ".join(_HARDWARE)))
+    lane, accelerator = _HARDWARE[hardware].lane, _HARDWARE[hardware].accelerator
+    fla_py_test(
+        name = "%s_%s" % (op, backend) + ("_" + hardware if lane else ""),
+        srcs = ["op_test.py"],
+        env = {"FLA_TEST_OP": op, "FLA_TEST_BACKEND": backend} | env,
+        tags = tags + [
+            "op=" + op,
+            "backend=" + backend,
+            "hardware=" + hardware,
+        ] + ([lane, "exclusive", "manual"] if lane else []),
+        target_compatible_with = [Label(accelerator)] if accelerator else [],
+        deps = deps + [Label("//facade")],
+        **kwargs
+    )
+
+def lane_suite(name, tag):
+    """Suite of the tests above it that carry `tag`, "manual" ones included. Without any, bazel test says so and fails."""
+    native.test_suite(
+        name = name,
+        tags = [tag],
+        tests = [test for test, rule in native.existing_rules().items() if tag in rule["tags"]],
+    )

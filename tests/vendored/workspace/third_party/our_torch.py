@@ -1,0 +1,1 @@
+"""Found only where fla depends on //third_party:torch."""
