@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from fla_dispatch import errors
 from fla_dispatch.call import Facts, TensorFacts
 from fla_dispatch.declaration import Declaration, OptionParameter, TensorParameter
-from fla_dispatch.guard import plain
+from fla_dispatch.guard import is_fake, plain
 from fla_dispatch.registry import architecture
 
 PACKED = "cu_seqlens"  # the parameter that turns one row of tokens into N sequences
@@ -239,7 +238,7 @@ def _check_packed(function, tensors, T):
     """By value, where that costs no device sync."""
     packed, host = tensors[PACKED], tensors.get(PACKED + HOST_COPY)
     on_host = {name: tensor for name, tensor in ((PACKED, packed), (PACKED + HOST_COPY, host))
-               if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor)
+               if isinstance(tensor, torch.Tensor) and not is_fake(tensor)
                and tensor.device.type == "cpu"}
     for name, tensor in on_host.items():
         offsets = tensor.tolist()

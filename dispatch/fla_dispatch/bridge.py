@@ -77,18 +77,24 @@ def backend_gradients(call, saved, grads) -> dict:
     return {name: None if g is None else g.to(facts.tensors[name].dtype) for name, g in gradients.items()}
 
 
-def body_gradients(call, grads) -> dict:
-    """Gradients, given those of the wanted results, of the decorated body by running it again.
+def body_results(call, differentiable: bool) -> tuple[tuple, dict]:
+    """The decorated body's results, and the inputs they can be differentiated by.
 
     Works inside a torch.library op, where autograd does not see tensor operations, because the body's reference applies
     one autograd.Function directly to its arguments.
     """
     facts = call.facts
-    inputs = {name: getattr(call, name).detach().requires_grad_()
+    inputs = {name: getattr(call, name).detach().requires_grad_(differentiable)
               for name, tensor in facts.tensors.items() if tensor.dtype.is_floating_point}
-    with torch.enable_grad():
+    with torch.set_grad_enabled(differentiable):
         outputs = call.plan.run_body(call.with_tensors(inputs))
-    outputs = [o for o in (outputs if isinstance(outputs, tuple) else (outputs,)) if o is not None]
+    return outputs if isinstance(outputs, tuple) else (outputs,), inputs
+
+
+def body_gradients(call, grads) -> dict:
+    """Gradients of the decorated body, given those of the wanted results, by running it again."""
+    outputs, inputs = body_results(call, differentiable=True)
+    outputs = [o for o in outputs if o is not None]
     pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad and g is not None]
     gradients = torch.autograd.grad([o for o, _ in pairs], list(inputs.values()), [g for _, g in pairs],
                                     allow_unused=True)
@@ -179,13 +185,13 @@ def define_library_op(operator) -> tuple:
     def forward(*inputs):
         *values, backend, keep = inputs
         call = prepare(values, backend)
-        with torch.no_grad(), device_guard(call.device):
+        with device_guard(call.device):
             if call.plan.backend is None:
-                outputs = call.plan.run_body(call)
-                outputs, saved = outputs if isinstance(outputs, tuple) else (outputs,), ()
+                outputs, saved = body_results(call, differentiable=keep)[0], ()
             else:
-                outputs, saved = call.plan.backend.forward(call)
-        return [o for o in outputs if o is not None] + (list(saved) if keep else [])
+                with torch.no_grad():
+                    outputs, saved = call.plan.backend.forward(call)
+        return [o.detach() for o in outputs if o is not None] + (list(saved) if keep else [])
 
     def fake_forward(*inputs):
         *values, backend, keep = inputs

@@ -5,6 +5,7 @@
 
 import contextlib
 import functools
+import sys
 
 import torch
 
@@ -12,6 +13,12 @@ import torch
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` as its memory shows it: contiguous, with no pending negation or conjugation."""
     return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def is_fake(value) -> bool:
+    """Whether ``value`` is a FakeTensor. Their module costs a second to import, and without it there are none."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(value, module.FakeTensor)
 
 
 def device_guard(device: torch.device):

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Mapping
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from fla_dispatch import bind, bridge, errors, gates, registry
 from fla_dispatch.bind import Described
 from fla_dispatch.call import Call, Facts
 from fla_dispatch.declaration import Declaration, OptionParameter, TensorParameter, declare
 from fla_dispatch.extension import note_route
+from fla_dispatch.guard import is_fake
 from fla_dispatch.extension import registry as compiled
 from fla_dispatch.plan import Plan
 
@@ -59,7 +59,7 @@ class Operator:
 
     def call_in_order(self, *values):
         """The same, given one value per parameter."""
-        if any(isinstance(value, FakeTensor) for value in values):
+        if any(map(is_fake, values)):
             return _tracer(self)(**dict(zip(self.declaration.names, values, strict=True)))
         call = self.prepare(values)
         note_route(call.plan.route)
@@ -221,7 +221,6 @@ def _public(operator: Operator):
 # --- traced calls ------------------------------------------------------------------------------------------------------
 
 
-@torch.compiler.assume_constant_result
 def _backend_for_graph(function: str, descriptions: tuple, options: tuple, needs_grad: bool) -> str:
     """Choose while a graph is traced, from what is constant in it; the graph keeps the backend it was traced with."""
     operator = _operators[function]
@@ -237,6 +236,10 @@ def _backend_for_graph(function: str, descriptions: tuple, options: tuple, needs
     with torch.set_grad_enabled(needs_grad or torch.is_grad_enabled()):
         _, facts = bind.check(operator.declaration, values)
     return registry.choose(facts, operator.defaults)[1].backend
+
+
+# What torch.compiler.assume_constant_result does, without the seconds that importing Dynamo costs.
+_backend_for_graph._dynamo_marked_constant = True
 
 
 def _tracer(operator: Operator):

@@ -2,6 +2,7 @@
 
 #include <structmember.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <unordered_map>
@@ -14,6 +15,7 @@ namespace {
 
 constexpr int kMaxParameters = 64;
 constexpr int kMaxRank = 8;
+constexpr size_t kGateRoom = 64;  // words for the values of all gates; longer ones go to Python
 constexpr size_t kMaxDecisions = 1024;  // beyond that the cache starts afresh
 
 // The sizes that vary between calls of one decision.
@@ -34,7 +36,7 @@ struct Parameter {
 };
 
 struct Decision {
-  std::string key;
+  std::vector<uint64_t> key;
   PyObject* plan;  // owned, as are the rest
   PyObject* run;   // call → results
   bool forward;    // `run` is a backend's forward: call → (results, what it saves)
@@ -63,49 +65,44 @@ struct Operator {
   Cache* cache;
 };
 
-// The bytes two calls must share to share a decision.
+// The words two calls must share to share a decision. Its capacity holds any call of an operator that was accepted.
 class Key {
  public:
-  template <typename T>
-  void add(const T& value) {
-    add(&value, sizeof(T));
-  }
-  void add(const void* bytes, size_t count) {
-    if (size_ + count > sizeof(bytes_)) {
-      overflow_ = true;
-      return;
+  void add(uint64_t word) { words_[size_++] = word; }
+  void add(const char* text, size_t length) {
+    add(length);
+    for (size_t i = 0; i < length; i += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, text + i, std::min<size_t>(8, length - i));
+      add(word);
     }
-    std::memcpy(bytes_ + size_, bytes, count);
-    size_ += count;
   }
-  bool overflow() const { return overflow_; }
   uint64_t hash() const {
-    uint64_t h = 0x9E3779B97F4A7C15ull ^ size_, word = 0;
+    uint64_t even = 0x9E3779B97F4A7C15ull ^ size_, odd = 0xC2B2AE3D27D4EB4Full;
     size_t i = 0;
-    for (; i + 8 <= size_; i += 8) {
-      std::memcpy(&word, bytes_ + i, 8);
-      h = mix(h, word);
+    for (; i + 2 <= size_; i += 2) {
+      even = mix(even, words_[i]);
+      odd = mix(odd, words_[i + 1]);
     }
-    word = 0;
-    std::memcpy(&word, bytes_ + i, size_ - i);
-    return mix(h, word);
+    if (i < size_) even = mix(even, words_[i]);
+    return mix(even, odd);
   }
-  bool equals(const std::string& other) const {
-    return other.size() == size_ && std::memcmp(other.data(), bytes_, size_) == 0;
+  bool equals(const std::vector<uint64_t>& other) const {
+    return other.size() == size_ && std::memcmp(other.data(), words_, size_ * 8) == 0;
   }
-  std::string str() const { return std::string(bytes_, size_); }
+  std::vector<uint64_t> words() const { return {words_, words_ + size_}; }
 
  private:
+  static constexpr size_t kCapacity = kMaxParameters * (kMaxRank + 2) + kGateRoom + 8;
   static uint64_t mix(uint64_t h, uint64_t word) {
     h = (h ^ word) * 0xFF51AFD7ED558CCDull;
     return h ^ (h >> 32);
   }
-  char bytes_[1536];
+  uint64_t words_[kCapacity];
   size_t size_ = 0;
-  bool overflow_ = false;
 };
 
-uint8_t bit_length(uint64_t value) { return value == 0 ? 0 : static_cast<uint8_t>(64 - __builtin_clzll(value)); }
+uint64_t bit_length(uint64_t value) { return value == 0 ? 0 : 64 - __builtin_clzll(value); }
 
 // Arguments while they are being bound: borrowed from the caller, or owned where a replacement was made.
 class Values {
@@ -152,7 +149,7 @@ struct Reading {
 bool read_tensor(const Parameter& parameter, PyObject* value, Py_ssize_t position, Operator* self, Reading& reading) {
   const Environment& env = environment();
   if (value == Py_None) {
-    reading.key.add<uint8_t>(0xFF);
+    reading.key.add(~0ull);
     return parameter.optional;
   }
   auto* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
@@ -167,9 +164,9 @@ bool read_tensor(const Parameter& parameter, PyObject* value, Py_ssize_t positio
     if (static_cast<int32_t>(shape.size()) == view.ndim) axes = &shape;
   }
   if (axes == nullptr || view.ndim > kMaxRank) return false;
-  reading.key.add(static_cast<uint8_t>(view.ndim));
-  reading.key.add(view.dtype);
-  reading.key.add(view.device);
+  reading.key.add(static_cast<uint64_t>(view.ndim) << 56 | static_cast<uint64_t>(view.dtype.code) << 48 |
+                  static_cast<uint64_t>(view.dtype.bits) << 40 | static_cast<uint64_t>(view.dtype.lanes & 0xFF) << 32 |
+                  static_cast<uint64_t>(view.device.type & 0xFFFF) << 16 | (view.device.index & 0xFFFF));
   for (int axis = 0; axis < view.ndim; ++axis) {
     const Axis& expected = (*axes)[axis];
     const int64_t size = view.shape[axis] - expected.offset;
@@ -197,23 +194,21 @@ bool read_tensor(const Parameter& parameter, PyObject* value, Py_ssize_t positio
   return true;
 }
 
-// Leaves the value in its final form; false on anything but the plainest types.
-bool read_option(const Parameter& parameter, Values& values, Py_ssize_t position, Key& key) {
+// Leaves the value in its final form; false on anything but the plainest types. `bits` collects what fits in two bits
+// an option (None, False, True, or a value of its own), `key` the values.
+bool read_option(const Parameter& parameter, Values& values, Py_ssize_t position, uint64_t& bits, Key& key) {
   PyObject* value = values[position];
-  if (value == Py_None) {
-    key.add<uint8_t>(0xFF);
-    return parameter.optional || parameter.kind == Kind::kOpaque;
-  }
-  key.add<uint8_t>(1);
+  bits <<= 2;
+  if (value == Py_None) return parameter.optional || parameter.kind == Kind::kOpaque;
   switch (parameter.kind) {
     case Kind::kBool:
-      key.add<uint8_t>(value == Py_True);
+      bits |= value == Py_True ? 2 : 1;
       return value == Py_True || value == Py_False;
     case Kind::kInt: {
       if (!PyLong_CheckExact(value)) return false;
       int overflow = 0;
-      const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
-      key.add(number);
+      key.add(static_cast<uint64_t>(PyLong_AsLongLongAndOverflow(value, &overflow)));
+      bits |= 3;
       return overflow == 0;
     }
     case Kind::kFloat: {
@@ -227,11 +222,16 @@ bool read_option(const Parameter& parameter, Values& values, Py_ssize_t position
         value = number;
       }
       if (!PyFloat_CheckExact(value)) return false;
-      key.add(PyFloat_AS_DOUBLE(value));
+      uint64_t word;
+      const double number = PyFloat_AS_DOUBLE(value);
+      std::memcpy(&word, &number, sizeof(word));
+      key.add(word);
+      bits |= 3;
       return true;
     }
     case Kind::kDtype:
-      key.add(value);
+      key.add(reinterpret_cast<uintptr_t>(value));
+      bits |= 3;
       return reinterpret_cast<PyObject*>(Py_TYPE(value)) == environment().dtype;
     default:
       return false;
@@ -290,45 +290,51 @@ int ask(PyObject* function) {
   return answer == Py_True;
 }
 
-bool read_modes(Operator* self, Values& values, Key& key) {
+// 1: needs gradients; 2: inference mode; 0: neither. -1: doubt.
+int read_mode(Operator* self, Values& values) {
   const Environment& env = environment();
   const int grad = ask(env.is_grad_enabled);
-  if (grad < 0) return false;
-  uint8_t mode = 0;
+  if (grad < 0) return -1;
   if (grad) {
     const auto& parameters = *self->parameters;
-    for (size_t i = 0; i < parameters.size() && mode == 0; ++i) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
       PyObject* value = values[i];
       if (!parameters[i].differentiable || value == Py_None) continue;
       PyObject* requires_grad = env.requires_grad->get(value, env.requires_grad->closure);
       if (requires_grad == nullptr) {
         PyErr_Clear();
-        return false;
+        return -1;
       }
-      mode = requires_grad == Py_True;
       Py_DECREF(requires_grad);
+      if (requires_grad == Py_True) return 1;
     }
-  } else {
-    const int inference = ask(env.is_inference);
-    if (inference < 0) return false;
-    mode = inference ? 2 : 0;
+    return 0;
   }
-  key.add(mode);
+  const int inference = ask(env.is_inference);
+  return inference < 0 ? -1 : 2 * inference;
+}
+
+bool read_text(const char* text, Py_ssize_t length, size_t& room, Key& key) {
+  const size_t words = 1 + (static_cast<size_t>(length) + 7) / 8;
+  if (words > room) return false;
+  room -= words;
+  key.add(text, length);
   return true;
 }
 
 bool read_gates(Key& key) {
   const Environment& env = environment();
+  size_t room = kGateRoom;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(env.gates); ++i) {
     PyObject* value = PyDict_GetItemWithError(env.variables, PyTuple_GET_ITEM(env.gates, i));
     if (value == nullptr) {
-      if (PyErr_Occurred()) {
+      if (PyErr_Occurred() || room-- == 0) {
         PyErr_Clear();
         return false;
       }
-      key.add<uint8_t>(0xFF);
-    } else {
-      key.add(PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value) + 1);
+      key.add(~0ull);
+    } else if (!read_text(PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value), room, key)) {
+      return false;
     }
   }
   PyObject* forced = nullptr;
@@ -337,19 +343,11 @@ bool read_gates(Key& key) {
     return false;
   }
   bool known = true;
-  if (forced == nullptr || forced == Py_None) {
-    key.add<uint8_t>(0xFF);
-  } else if (PyUnicode_CheckExact(forced)) {
+  if (forced != nullptr && forced != Py_None) {
     Py_ssize_t length = 0;
-    const char* text = PyUnicode_AsUTF8AndSize(forced, &length);
-    if (text == nullptr) {
-      PyErr_Clear();
-      known = false;
-    } else {
-      key.add(text, length + 1);
-    }
-  } else {
-    known = false;
+    const char* text = PyUnicode_CheckExact(forced) ? PyUnicode_AsUTF8AndSize(forced, &length) : nullptr;
+    if (text == nullptr) PyErr_Clear();
+    known = text != nullptr && read_text(text, length, room, key);
   }
   Py_XDECREF(forced);
   return known;
@@ -357,19 +355,25 @@ bool read_gates(Key& key) {
 
 bool read(Operator* self, Values& values, Reading& reading) {
   const auto& parameters = *self->parameters;
+  uint64_t bits = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& parameter = parameters[i];
-    if (parameter.kind == Kind::kTensor) {
-      if (!read_tensor(parameter, values[i], i, self, reading)) return false;
-    } else if (!read_option(parameter, values, i, reading.key)) {
-      return false;
+    const bool clear = parameter.kind == Kind::kTensor ? read_tensor(parameter, values[i], i, self, reading)
+                                                       : read_option(parameter, values, i, bits, reading.key);
+    if (!clear) return false;
+    if (i % 32 == 31) {
+      reading.key.add(bits);
+      bits = 0;
     }
   }
+  reading.key.add(bits);
   if (!check_sequences(reading)) return false;
-  const int64_t rows = reading.sizes[kB] < 0 ? 1 : reading.sizes[kB];
-  reading.key.add(bit_length(static_cast<uint64_t>(rows) * (reading.sizes[kT] < 0 ? 1 : reading.sizes[kT])));
-  reading.key.add(bit_length(reading.sizes[kN] < 0 ? 0 : reading.sizes[kN]));
-  return read_modes(self, values, reading.key) && read_gates(reading.key) && !reading.key.overflow();
+  const int mode = read_mode(self, values);
+  if (mode < 0) return false;
+  const uint64_t B = reading.sizes[kB] < 0 ? 1 : reading.sizes[kB], T = reading.sizes[kT] < 0 ? 1 : reading.sizes[kT];
+  const uint64_t N = reading.sizes[kN] < 0 ? 0 : reading.sizes[kN];
+  reading.key.add(static_cast<uint64_t>(mode) << 32 | bit_length(B * T) << 16 | bit_length(N));
+  return read_gates(reading.key);
 }
 
 // Asks Python for the plan and remembers it. Returns null with an exception set, or with none where Python will not
@@ -387,7 +391,7 @@ Decision* learn(Operator* self, PyObject* const* args, uint64_t hash, const Key&
     Py_XDECREF(run);
     run = PyObject_GetAttr(plan, env.plan_run);
   }
-  Decision decision{key.str(), plan, run, forward, PyObject_GetAttr(plan, env.plan_route), {}};
+  Decision decision{key.words(), plan, run, forward, PyObject_GetAttr(plan, env.plan_route), {}};
   PyObject* derived = PyObject_GetAttr(plan, env.plan_derived);
   if (decision.run == nullptr || decision.route == nullptr || derived == nullptr) {
     Py_XDECREF(decision.run);

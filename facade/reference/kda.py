@@ -41,6 +41,7 @@ from .sequences import sequences
 
 NORM_EPS = 1e-6
 TILE = 64  # rows per chunk inside; a divisor of the public chunk size
+ALIGN = 16  # elements: a cache line of fp32
 SPAN = 1 << 17  # elements of one tensor of a span: what a core's cache holds a few of
 
 
@@ -250,18 +251,18 @@ class _Chunk(torch.autograd.Function):
                 inverse = None if _per_channel(rows) else decay.unit_lower_inverse(rows.beta * pairs[:, 1])
                 states = _scan(span, rows, tree[-1], pairs, inverse, state)
                 read = torch.bmm(pairs[:, 0], states.u).baddbmm_(states.reads[:, 0], states.h)
-                span.scatter(_by_slot(span, read), o)
+                span.scatter(_by_slot(span, read)[..., : v.shape[3]], o)
                 kept += [pairs, inverse, start]
                 if options.keep:
                     kept += [*rows, *states, *(x for level in tree for x in level)]
                 if options.every:
-                    starts.append(_by_slot(span, states.h))
+                    starts.append(_by_slot(span, states.h)[..., : q.shape[3], : v.shape[3]])
             h = None
             if options.every:
-                h = _oriented(layout.starts(starts, options.every), options).to(k.dtype)
-                h = h.unflatten(0, (len(q), -1))
+                h = layout.starts(starts, options.every).to(k.dtype).unflatten(0, (len(q), -1))
+                h = h.transpose(-1, -2).contiguous() if options.v_first else h
                 ctx.mark_non_differentiable(h)
-            S = _oriented(layout.leave(S), options) if options.final else None
+            S = _leave(layout, S, inputs, options) if options.final else None
         ctx.set_materialize_grads(False)
         ctx.layout, ctx.options = layout, options
         ctx.save_for_backward(*inputs, *kept)
@@ -310,14 +311,14 @@ def _chunk_backward(layout, options, inputs, kept, do, dS):
             rows = _rows(span, inputs, options)
             tree = list(decay.levels(rows.g))
             states = _scan(span, rows, tree[-1], pairs, inverse, start.clone())
-        dread = None if do is None else span.gather(do, dtype).flatten(0, 1)
+        dread = None if do is None else _aligned(span.gather(do, dtype)).flatten(0, 1)
         drows = _span_backward(span, rows, tree, pairs, inverse, states, dread, dS[span.states].flatten(0, 1))
         dA_log_part, ddt_bias_part = _rows_backward(span, options, inputs, rows, *drows, grads)
         if dA_log_part is not None:
             dA_log += dA_log_part
         if ddt_bias_part is not None:
             ddt_bias += ddt_bias_part
-    dS0 = None if initial_state is None else _oriented(layout.leave(dS), options).to(initial_state.dtype)
+    dS0 = None if initial_state is None else _leave(layout, dS, inputs, options).to(initial_state.dtype)
     dA_log, ddt_bias = (None if x is None else d.to(x.dtype) for x, d in ((A_log, dA_log), (dt_bias, ddt_bias)))
     return *grads, dS0, dA_log, ddt_bias
 
@@ -327,12 +328,14 @@ def _rows(span, inputs, options):
     q, k, v, g, beta, initial_state, A_log, dt_bias = inputs
     dtype, group = _compute_dtype(q), g.shape[2] // q.shape[2]
     q, k, v, g, beta = (span.gather(x if x.dim() == 4 else x[..., None], dtype) for x in (q, k, v, g, beta))
-    if options.norm:
-        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS) for x in (q, k))
-    q *= options.scale
     if options.gate:
         g = gate(g.transpose(1, 2), A_log, dt_bias, options.lower_bound, dtype).transpose(1, 2).contiguous()
         span.clear(g)
+    q, k, v, g = (_aligned(x) for x in (q, k, v, g))
+    beta = _aligned(beta) if beta.shape[-1] > 1 else beta
+    if options.norm:
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS) for x in (q, k))
+    q *= options.scale
     if span.first and initial_state is None:
         g[: span.counts[0], :, 0] = 0  # there is nothing to forget yet
     if options.sigmoid:
@@ -352,8 +355,9 @@ def _rows_backward(span, options, inputs, rows, dreads, dkeys, dv, dg, dbeta, gr
         dq, dk = (x.unflatten(1, (-1, group)).sum(2) for x in (dq, dk))
     dq = dq * options.scale
     if options.norm:
-        dq, dk = (_norm_backward(span.gather(x, dtype), dx) for x, dx in ((q, dq), (k, dk)))
+        dq, dk = (_norm_backward(_aligned(span.gather(x, dtype)), dx) for x, dx in ((q, dq), (k, dk)))
     dA_log = ddt_bias = None
+    dg = dg[..., : g.shape[3]]
     if options.gate:
         span.clear(dg)
         raw = span.gather(g, dtype).transpose(1, 2)
@@ -363,7 +367,8 @@ def _rows_backward(span, options, inputs, rows, dreads, dkeys, dv, dg, dbeta, gr
         effective = _by_slot(span, rows.beta)
         dbeta = dbeta * effective * (1 - effective / options.beta_max)
     for d, x in zip((dq, dk, dv, dg, dbeta), grads):
-        span.scatter(d, x if x.dim() == 4 else x[..., None])
+        x = x if x.dim() == 4 else x[..., None]
+        span.scatter(d[..., : x.shape[3]], x)
     return dA_log, ddt_bias
 
 
@@ -491,13 +496,22 @@ def _by_step(span, *tensors):
     return list(zip(*(x.split([count * heads for count in span.counts]) for x in tensors)))
 
 
-def _oriented(state, options):
-    return state.transpose(-1, -2).contiguous() if options.v_first else state
+def _aligned(x):
+    """The last dimension padded with zeros to whole cache lines: then products of any batch size round alike."""
+    return F.pad(x, (0, -x.shape[-1] % ALIGN)) if x.shape[-1] % ALIGN else x
 
 
 def _enter(layout, state, inputs, options):
-    """A new [N, HV, K, V] in the order of the walk; zeros when ``state`` is None."""
+    """A new state [N, HV, K, V] in the order of the walk, K and V aligned; zeros when ``state`` is None."""
     q, v = inputs.q, inputs.v
-    if state is None:
-        return q.new_zeros(len(layout.lengths), v.shape[2], q.shape[3], v.shape[3], dtype=_compute_dtype(q))
-    return layout.enter(state.transpose(-1, -2) if options.v_first else state, _compute_dtype(q)).contiguous()
+    K, V = (-(-x.shape[3] // ALIGN) * ALIGN for x in (q, v))
+    S = q.new_zeros(len(layout.lengths), v.shape[2], K, V, dtype=_compute_dtype(q))
+    if state is not None:
+        state = state.transpose(-1, -2) if options.v_first else state
+        S[..., : q.shape[3], : v.shape[3]] = layout.enter(state)
+    return S
+
+
+def _leave(layout, S, inputs, options):
+    S = layout.leave(S[..., : inputs.q.shape[3], : inputs.v.shape[3]])
+    return (S.transpose(-1, -2) if options.v_first else S).contiguous()

@@ -24,7 +24,7 @@ def sequences(x, cu_seqlens, size, limit):
 class Sequences:
     """``spans``; ``lengths`` in the caller's order, on the host; the methods below.
 
-        enter(state, dtype)    [N, ...] -> a new tensor in the order of the walk
+        enter(state)           [N, ...] in the order of the walk
         leave(state)           back to the caller's order
         new(x, *dims, dtype)   an output [B, T, *dims] for the spans to scatter into; rows of no sequence are 0
     """
@@ -56,8 +56,8 @@ class Dense(Sequences):
             for t in range(0, length, tokens)
         ]
 
-    def enter(self, state, dtype):
-        return state.to(dtype, copy=True, memory_format=torch.contiguous_format)
+    def enter(self, state):
+        return state
 
     def leave(self, state):
         return state
@@ -88,8 +88,8 @@ class Packed(Sequences):
                 self.spans.append(PackedSpan(lane, step, part, order[lane], begin[lane], end[lane], size, device))
                 step = stop
 
-    def enter(self, state, dtype):
-        return state.to(dtype).index_select(0, self.order)
+    def enter(self, state):
+        return state.index_select(0, self.order)
 
     def leave(self, state):
         return state.index_select(0, self.rank)

@@ -1,0 +1,106 @@
+"""Names, order, defaults and keyword-ness equal ``fla.ops``. ``tests/data/fla_ops_signatures.json`` is its snapshot."""
+
+import importlib
+import inspect
+import json
+import pathlib
+
+import pytest
+import torch
+
+import facade.ops
+from fla_dispatch import explain, operator_of
+
+SNAPSHOT = json.loads((pathlib.Path(__file__).parent.parent / "data" / "fla_ops_signatures.json").read_text())
+
+# Public in ``fla.ops`` and not in the snapshot, which holds whole operators only.
+BESIDE_THE_SNAPSHOT = {
+    "kda_gate_chunk_cumsum": "g, A_log=None, chunk_size=64, scale=None, dt_bias=None, cu_seqlens=None, "
+                             "output_dtype=torch.float32, lower_bound=None",
+}  # fmt: skip
+
+FAMILIES = ("kda",)
+PUBLIC = {name: getattr(module, name) for family in FAMILIES
+          for module in [importlib.import_module(f"facade.ops.{family}")] for name in module.__all__}
+
+
+def words(parameters) -> str:
+    return ", ".join(f"{name}={default}" if default is not None else name for name, _, default in parameters)
+
+
+def snapshot(name):
+    """(name, kind, default) of every parameter that ``fla.ops`` names, less its ``**kwargs``."""
+    return [(p["name"], p["kind"], p.get("default")) for p in SNAPSHOT[name]["parameters"] if p["kind"] != "var_keyword"]
+
+
+def ours(function):
+    return [(p.name, p.kind.name.lower(), None if p.default is p.empty else str(p.default))
+            for p in inspect.signature(function).parameters.values()]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_parity(name):
+    """The parameters of ``fla.ops`` first and unchanged; behind them only keyword-only ones of ours."""
+    parameters = ours(PUBLIC[name])
+    if name in BESIDE_THE_SNAPSHOT:
+        assert words(parameters) == BESIDE_THE_SNAPSHOT[name]
+        return
+    expected = snapshot(name)
+    assert parameters[: len(expected)] == expected
+    for parameter, kind, default in parameters[len(expected):]:
+        assert kind == "keyword_only" and default is not None, f"{parameter} is not an optional keyword"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_help(name):
+    """One line, the arguments, what comes back, what is raised, and an example."""
+    function = PUBLIC[name]
+    first = inspect.getdoc(function).splitlines()[0]
+    assert first.endswith(".") or first.endswith(",") or "``" in first
+    for part in ("Returns:", "Raises:", "Example:"):
+        assert part in function.__doc__
+    assert function.__name__ == function.__qualname__ == name and function.__module__.startswith("facade.ops.")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_argument_is_explained(name):
+    document = PUBLIC[name].__doc__
+    if "are those of ``chunk_kda``" in document:
+        document += PUBLIC["chunk_kda"].__doc__
+    missing = [p for p in inspect.signature(PUBLIC[name]).parameters if p not in document]
+    assert not missing
+
+
+def test_exports():
+    """facade.ops exports what ``fla.ops`` does, of the operators that exist so far."""
+    exported = {name for name in PUBLIC if SNAPSHOT.get(name, {}).get("exported")}
+    assert set(facade.ops.__all__) == exported
+    assert all(getattr(facade.ops, name) is PUBLIC[name] for name in exported)
+
+
+def test_operator_behind_the_function():
+    for name, function in PUBLIC.items():
+        assert operator_of(function) is operator_of(name) is function.operator
+        assert function.operator.declaration.names == tuple(inspect.signature(function).parameters)
+
+
+def test_positional_forms():
+    """The forms of the last upstream minors: all positional, all by keyword, options by position (C089)."""
+    q, k, v = torch.randn(3, 1, 4, 2, 8).unbind()
+    g, beta = -torch.rand(1, 4, 2, 8), torch.rand(1, 4, 2)
+    expected = facade.ops.chunk_kda(q=q, k=k, v=v, g=g, beta=beta, scale=0.5, output_final_state=True)
+    for o, state in (facade.ops.chunk_kda(q, k, v, g, beta, 0.5, None, True),
+                     facade.ops.chunk_kda(q, k, v, g, beta, 0.5, output_final_state=True)):
+        assert torch.equal(o, expected[0]) and torch.equal(state, expected[1])
+
+
+def test_deprecated_name_still_works():
+    q, k = torch.randn(2, 1, 4, 2, 8).unbind()
+    v, g, beta = torch.randn(1, 4, 2, 6), -torch.rand(1, 4, 2, 8), torch.rand(1, 4, 2)
+    for function in facade.ops.chunk_kda, facade.ops.fused_recurrent_kda:
+        expected = function(q, k, v, g, beta, output_final_state=True, state_v_first=True)
+        with pytest.warns(DeprecationWarning, match="deprecated name of `state_v_first`"):
+            o, state = function(q, k, v, g, beta, output_final_state=True, transpose_state_layout=True)
+        assert torch.equal(o, expected[0]) and torch.equal(state, expected[1]) and state.shape == (1, 2, 6, 8)
+        with pytest.warns(DeprecationWarning, match="deprecated name of `state_v_first`"):
+            explain(function, q, k, v, g, beta, transpose_state_layout=True)
