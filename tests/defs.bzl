@@ -2,17 +2,18 @@
 
 load("//tools/pytest:defs.bzl", _fla_py_test = "fla_py_test")
 
-# Where a cell runs: the lane's tag, and the accelerator its machine must have.
+# Where a cell runs: torch's name of the device, the lane's tag, and the accelerator that its machine must have.
 _HARDWARE = {
-    "cpu": struct(lane = None, accelerator = None),
-    "h200": struct(lane = "gpu", accelerator = "//tools/lanes:cuda_sm90"),
-    "ascend": struct(lane = "npu", accelerator = "//tools/lanes:ascend_910b"),
+    "cpu": struct(device = "cpu", lane = None, accelerator = None),
+    "h200": struct(device = "cuda", lane = "gpu", accelerator = "//tools/lanes:cuda_sm90"),
+    "ascend": struct(device = "npu", lane = "npu", accelerator = "//tools/lanes:ascend_910b"),
 }
 
-def fla_py_test(name, deps = [], **kwargs):
-    """A test of this repository: pytest with the settings and fixtures of //tests."""
+def fla_py_test(name, deps = [], timeout = "long", **kwargs):
+    """A test of this repository: pytest with the settings and fixtures of //tests, which limit each case to a minute."""
     _fla_py_test(
         name = name,
+        timeout = timeout,
         deps = deps + [Label("//tests:support")],
         **kwargs
     )
@@ -31,17 +32,21 @@ def kernel_test(op, backend, hardware, deps = [], tags = [], env = {}, **kwargs)
     """
     if hardware not in _HARDWARE:
         fail("hardware = %r: must be one of %s" % (hardware, ", ".join(_HARDWARE)))
-    lane, accelerator = _HARDWARE[hardware].lane, _HARDWARE[hardware].accelerator
+    machine = _HARDWARE[hardware]
     fla_py_test(
-        name = "%s_%s" % (op, backend) + ("_" + hardware if lane else ""),
+        name = "%s_%s" % (op, backend) + ("_" + hardware if machine.lane else ""),
         srcs = ["op_test.py"],
-        env = {"FLA_TEST_OP": op, "FLA_TEST_BACKEND": backend} | env,
+        env = {
+            "FLA_TEST_BACKEND": backend,
+            "FLA_TEST_DEVICE": machine.device,
+            "FLA_TEST_OP": op,
+        } | env,
         tags = tags + [
             "op=" + op,
             "backend=" + backend,
             "hardware=" + hardware,
-        ] + ([lane, "exclusive", "manual"] if lane else []),
-        target_compatible_with = [Label(accelerator)] if accelerator else [],
+        ] + ([machine.lane, "exclusive", "manual"] if machine.lane else []),
+        target_compatible_with = [Label(machine.accelerator)] if machine.accelerator else [],
         deps = deps + [Label("//facade")],
         **kwargs
     )

@@ -25,9 +25,12 @@ KERNELS = "kernels/"
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False,
-                                     epilog=__doc__.partition("\n\n")[2],
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0],
+        allow_abbrev=False,
+        epilog=__doc__.partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("name", nargs="?", metavar="OP|KERNEL|PARAMETER", help="leave out to check all launches")
     parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository; by default this one")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -55,19 +58,33 @@ def main() -> int:
     unknown = []
     if wanted.name is None:
         places = audit.launches(KERNELS)
-        unknown = [f"{source.at(call)}: {source.line(call.lineno)}" for source, call in audit.index.unknown
-                   if source.path.startswith(KERNELS)]
+        unknown = [
+            f"{source.at(call)}: {source.line(call.lineno)}"
+            for source, call in audit.index.unknown
+            if source.path.startswith(KERNELS)
+        ]
         what = [f"{len(places)} launches of {len(audit.kernels)} kernels"]
     else:
         known = audit.names()
         if wanted.name not in known:
-            raise UserError(f"no operator, kernel, parameter or saved tensor is called `{wanted.name}`"
-                            f"{nearest(wanted.name, known)}")
+            raise UserError(
+                f"no operator, kernel, parameter or saved tensor is called `{wanted.name}`{nearest(wanted.name, known)}"
+            )
         what, places = sorted(known[wanted.name]), audit.places(wanted.name)
     wrong = [p for p in places if p.disagreements]
     if wanted.json:
-        print(json.dumps({"name": wanted.name, "what": what, "places": [asdict(p) for p in places],
-                          "disagree": len(wrong), "not_checked": unknown}, indent=2))
+        print(
+            json.dumps(
+                {
+                    "name": wanted.name,
+                    "what": what,
+                    "places": [asdict(p) for p in places],
+                    "disagree": len(wrong),
+                    "not_checked": unknown,
+                },
+                indent=2,
+            )
+        )
     else:
         print(f"{wanted.name or KERNELS}: {' and '.join(what)}")
         print(as_text(places if wanted.name else wrong).lstrip("\n")) if (places if wanted.name else wrong) else None

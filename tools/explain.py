@@ -29,18 +29,33 @@ DEFAULT_SHAPE = "train_8k"
 def arguments() -> argparse.Namespace:
     from fla_dispatch.dims import DIMS
 
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False,
-                                     epilog=__doc__.partition("\n\n")[2],
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0],
+        allow_abbrev=False,
+        epilog=__doc__.partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("operator", help="a public operator: chunk_kda")
     parser.add_argument("--shape", metavar="NAME", help="named shape of the declaration that gives the other sizes")
     parser.add_argument("--dtype", default="bf16", choices=[*DTYPES, *DTYPES.values()], help="of the float tensors")
     parser.add_argument("--device", help="cpu, cuda, npu ...; by default cuda with --arch, otherwise cpu")
     parser.add_argument("--arch", help="sm80, sm90, sm100, gfx942 ...; by default that of this machine's device")
-    parser.add_argument("--with", dest="tensors", metavar="TENSOR,...", action="append", default=[],
-                        help="optional tensors that are present")
-    parser.add_argument("--set", dest="options", metavar="OPTION=VALUE", action="append", default=[],
-                        help="an option of the operator; may be given several times")
+    parser.add_argument(
+        "--with",
+        dest="tensors",
+        metavar="TENSOR,...",
+        action="append",
+        default=[],
+        help="optional tensors that are present",
+    )
+    parser.add_argument(
+        "--set",
+        dest="options",
+        metavar="OPTION=VALUE",
+        action="append",
+        default=[],
+        help="an option of the operator; may be given several times",
+    )
     parser.add_argument("--grad", action="store_true", help="gradients are wanted")
     parser.add_argument("--inference", action="store_true", help="under torch.inference_mode()")
     parser.add_argument("--backend", metavar="NAME", help="as inside `with facade.use_backend(NAME)`")
@@ -68,8 +83,10 @@ def sizes(declaration, wanted: argparse.Namespace) -> tuple[dict[str, int], str 
     filled.setdefault("N", filled.get("B", 1))
     letters = {letter for p in declaration.tensors for shape in p.shapes for dim in shape for letter in dim.letters}
     if unused := [letter for letter in given if letter not in letters]:
-        raise UserError(f"no tensor of {declaration.function} has the dimension {unused[0]}; "
-                        f"they have {', '.join(letter for letter in DIMS if letter in letters)}")
+        raise UserError(
+            f"no tensor of {declaration.function} has the dimension {unused[0]}; "
+            f"they have {', '.join(letter for letter in DIMS if letter in letters)}"
+        )
     if missing := [letter for letter in DIMS if letter in letters and letter not in filled]:
         raise UserError(f"give --{' and --'.join(missing)}: {declaration.function} names no shape to take it from")
     return {letter: size for letter, size in filled.items() if letter in letters}, name
@@ -121,9 +138,9 @@ def main() -> int:
     add_import_roots()
     try:
         import torch
-        from fla_dispatch import bind, operator_of, use_backend
 
         import facade.ops  # noqa: F401  declares the operators
+        from fla_dispatch import bind, operator_of, use_backend
     except ModuleNotFoundError as error:
         raise UserError(f"facade.ops needs {error.name}, which is not installed here") from None
 
@@ -136,8 +153,15 @@ def main() -> int:
     dims, shape = sizes(declaration, wanted)
     tensors, given = present(declaration, wanted.tensors), options(declaration, wanted.options)
     device, arch = place(wanted)
-    described = operator.describe(dims, dtype=getattr(torch, DTYPES.get(wanted.dtype, wanted.dtype)), device=device,
-                                  arch=arch, tensors=tensors, requires_grad=wanted.grad, **given)
+    described = operator.describe(
+        dims,
+        dtype=getattr(torch, DTYPES.get(wanted.dtype, wanted.dtype)),
+        device=device,
+        arch=arch,
+        tensors=tensors,
+        requires_grad=wanted.grad,
+        **given,
+    )
     with torch.inference_mode() if wanted.inference else contextlib.nullcontext():
         try:
             _, facts = bind.check(declaration, bind.arrange(declaration, (), described))
@@ -148,9 +172,17 @@ def main() -> int:
                 route = operator.explain(**described)
             except ValueError as error:  # a backend or a gate that does not exist
                 raise UserError(error) from None
-    call = {"dims": dims, "shape": shape, "dtype": str(facts.dtype).removeprefix("torch."), "device": device,
-            "arch": facts.arch, "tensors": tensors, "options": {name: str(value) for name, value in given.items()},
-            "grad": facts.needs_grad, "inference": facts.inference}
+    call = {
+        "dims": dims,
+        "shape": shape,
+        "dtype": str(facts.dtype).removeprefix("torch."),
+        "device": device,
+        "arch": facts.arch,
+        "tensors": tensors,
+        "options": {name: str(value) for name, value in given.items()},
+        "grad": facts.needs_grad,
+        "inference": facts.inference,
+    }
     print(as_json(route, call) if wanted.json else as_table(route, call))
     return 1 if route.backend == "none" else 0
 
@@ -158,27 +190,39 @@ def main() -> int:
 def as_json(route, call: dict) -> str:
     runs = None if route.backend == "none" else route.backend
     refusals = [{"backend": name, "reason": reason} for name, reason in route.refusals]
-    return json.dumps({"operator": route.function, "call": call, "backend": runs, "forced_by": route.forced_by,
-                       "refusals": refusals}, indent=2)
+    return json.dumps(
+        {"operator": route.function, "call": call, "backend": runs, "forced_by": route.forced_by, "refusals": refusals},
+        indent=2,
+    )
 
 
 def as_table(route, call: dict) -> str:
     from fla_dispatch.gates import FALLBACK
 
-    words = [f"{call['dtype']} on {call['arch']}", *(f"with {name}" for name in call["tensors"]),
-             *(f"{name}={value}" for name, value in call["options"].items()),
-             *(["gradients"] if call["grad"] else []), *(["inference mode"] if call["inference"] else [])]
+    words = [
+        f"{call['dtype']} on {call['arch']}",
+        *(f"with {name}" for name in call["tensors"]),
+        *(f"{name}={value}" for name, value in call["options"].items()),
+        *(["gradients"] if call["grad"] else []),
+        *(["inference mode"] if call["inference"] else []),
+    ]
     shape = f" ({call['shape']} for what is not given)" if call["shape"] else ""
-    lines = [f"{route.function}: {' '.join(f'{letter}={size}' for letter, size in call['dims'].items())}{shape}",
-             "  " + ", ".join(words), ""]
+    lines = [
+        f"{route.function}: {' '.join(f'{letter}={size}' for letter, size in call['dims'].items())}{shape}",
+        "  " + ", ".join(words),
+        "",
+    ]
     if route.backend == "none":
         return "\n".join(lines + [f"  {line}" for line in route.refusals[0][1].splitlines()])
     runs = "the PyTorch reference" if route.backend == FALLBACK else ""
     if route.forced_by:
         runs += f"{', ' if runs else ''}forced by {route.forced_by}"
     rows = [(route.backend, "runs", runs)]
-    rows += [(name, "refuses" if i == 0 else "", reason) for name, text in route.refusals
-             for i, reason in enumerate(text.split("; "))]
+    rows += [
+        (name, "refuses" if i == 0 else "", reason)
+        for name, text in route.refusals
+        for i, reason in enumerate(text.split("; "))
+    ]
     width = max(len(name) for name, _, _ in rows)
     for name, verdict, text in rows:
         lines.append(f"  {name if verdict else '':{width}}  {verdict:7}  {text}".rstrip())

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Lists the public operators of facade.ops, or of an installed fla.ops: names, signatures, backends. Runs no kernel.
 
-    tools/inspect_fla_ops.py                                  every operator, its module, what it is
-    tools/inspect_fla_ops.py --filter kda --backends          who can run the operators of KDA
-    tools/inspect_fla_ops.py --signature chunk_kda            its parameters, one a line
-    tools/inspect_fla_ops.py --package fla.ops --json         the same of an installed fla, for programs
+tools/inspect_fla_ops.py                                  every operator, its module, what it is
+tools/inspect_fla_ops.py --filter kda --backends          who can run the operators of KDA
+tools/inspect_fla_ops.py --signature chunk_kda            its parameters, one a line
+tools/inspect_fla_ops.py --package fla.ops --json         the same of an installed fla, for programs
 """
 
 import argparse
@@ -109,7 +109,7 @@ def backends(function) -> list[dict]:
     declaration = operator_of(function).declaration
     registered = registry.backends(declaration.operation, declaration.function)
     described = [_backend(backend) for backend in sorted(registered, key=lambda b: b.priority)]
-    for name, reason in registry._tree_refusals[declaration.operation]:
+    for name, reason in registry.absent(declaration.operation):
         described.append({"name": name, "available": False, "reason": reason})
     described.append({"name": FALLBACK, "available": True, "reason": None})
     return described
@@ -137,26 +137,28 @@ def _why_unavailable(backend) -> str | None:
     ``Backend.probe`` itself is not asked: a backend may try a kernel there.
     """
     import torch
-    from fla_dispatch import Backend, gates
-    from fla_dispatch.backend import _within
-    from fla_dispatch.registry import architecture
 
-    if backend.env is not None and not gates.is_set(backend.env, backend.default_on):
-        return f"{backend.env}=0" if backend.default_on else f"off by default (set {backend.env}=1)"
+    from fla_dispatch import Backend
+    from fla_dispatch.backend import within
+    from fla_dispatch.gates import Gates
+    from fla_dispatch.registry import architecture, gate_refusal
+
+    if (closed := gate_refusal(backend, Gates.read())) is not None:
+        return closed
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     installed, problem = Backend.probe(backend, device)
     if not installed:
         return problem
     for what, here in (("device", device.type), ("arch", architecture(device))):
-        if what in backend.limits and not _within(what, here, backend.limits[what]):
+        if what in backend.limits and not within(what, here, backend.limits[what]):
             return f"needs {what} {_listed(backend.limits[what])}; this machine has {here}"
     return None
 
 
 def _listed(taken) -> str:
-    from fla_dispatch.backend import _listed
+    from fla_dispatch.backend import listed
 
-    return _listed(taken).replace("torch.", "")
+    return listed(taken).replace("torch.", "")
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
@@ -164,8 +166,9 @@ def _listed(taken) -> str:
 
 def table(rows: list[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(f"{word:{width}}" for word, width in zip(row, widths, strict=True)).rstrip()
-                     for row in rows)
+    return "\n".join(
+        "  ".join(f"{word:{width}}" for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def backend_lines(described: list[dict]) -> str:
@@ -180,15 +183,26 @@ def backend_lines(described: list[dict]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False,
-                                     epilog=__doc__.partition("\n\n")[2],
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0],
+        allow_abbrev=False,
+        epilog=__doc__.partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--package", default=OURS, help="facade.ops (default) or any other, such as fla.ops")
     parser.add_argument("--filter", metavar="TEXT", help="only operators with TEXT in their name or module")
-    parser.add_argument("--signature", metavar="OPERATOR", action="append", default=[],
-                        help="print its whole signature; may be given several times")
-    parser.add_argument("--backends", action="store_true",
-                        help="print who can run each operator, and why a backend is not available here")
+    parser.add_argument(
+        "--signature",
+        metavar="OPERATOR",
+        action="append",
+        default=[],
+        help="print its whole signature; may be given several times",
+    )
+    parser.add_argument(
+        "--backends",
+        action="store_true",
+        help="print who can run each operator, and why a backend is not available here",
+    )
     parser.add_argument("--json", action="store_true", help="print everything in JSON: signatures too")
     return parser.parse_args()
 

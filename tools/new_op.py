@@ -133,7 +133,7 @@ from facade.ops.FAMILY import NAME
 
 def test_first_token():
     """An empty state returns what one token writes: o = scale (q . k) v."""
-    q, k, v = torch.randn(3, 2, 1, 1, 4)
+    q, k, v = torch.randn(3, 2, 1, 4)
     o, state = NAME(q[:, None], k[:, None], v[:, None], scale=0.5, output_final_state=True)
     torch.testing.assert_close(o[:, 0], 0.5 * (q * k).sum(-1, keepdim=True) * v)
     torch.testing.assert_close(state, k[..., :, None] * v[..., None, :])
@@ -156,11 +156,15 @@ NEXT = """
 
 def write(root: pathlib.Path, family: str, name: str) -> list[str]:
     """→ the paths written."""
-    filled = {path.replace("FAMILY", family): text.replace("FAMILY", family).replace("NAME", name)
-              for path, text in FILES.items()}
+    filled = {
+        path.replace("FAMILY", family): text.replace("FAMILY", family).replace("NAME", name)
+        for path, text in FILES.items()
+    }
     if present := [path for path in filled if (root / path).exists()]:
-        raise UserError(f"{', '.join(present)} exist{'s' if len(present) == 1 else ''} already, nothing was written; add "
-                        f"{name} there by hand, beside the operators of {family}")
+        raise UserError(
+            f"{', '.join(present)} exist{'s' if len(present) == 1 else ''} already, nothing was written; add "
+            f"{name} there by hand, beside the operators of {family}"
+        )
     for path, text in filled.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
@@ -168,9 +172,12 @@ def write(root: pathlib.Path, family: str, name: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False,
-                                     epilog=__doc__.partition("\n\n")[2],
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0],
+        allow_abbrev=False,
+        epilog=__doc__.partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("family", help="of the operator, as a module name: mamba2")
     parser.add_argument("name", help="of the operator, <algorithm>_<family>: chunk_mamba2")
     parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository; by default this one")

@@ -5,9 +5,9 @@
     tools/operator_table.py --write      put it into README.md, between <!-- operators --> and <!-- /operators -->
     tools/operator_table.py --check      fail if README.md holds another one
 
-docs/proofs.json maps operator → backend → how the cell was proven. A registered cell without a proof is an error, and so
-is a proof of a cell that is not registered, unless the backend's kernel tree cannot be imported on this machine: so the
-table is the same wherever it is made.
+docs/proofs.json maps operator → backend → how the cell was proven. A registered cell without a proof is an error, and
+so is a proof of a cell that is not registered, unless the backend's kernel tree cannot be imported on this machine: so
+the table is the same wherever it is made.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from tools.inspect_fla_ops import OURS, load, public_operators
 from tools.repository import ROOT, UserError, add_import_roots, run
 
 MARKED = re.compile(r"(<!-- operators -->\n).*?(<!-- /operators -->)", re.DOTALL)
+LABEL = re.compile(r"//[\w/:.-]*[\w]")
 NONE = "–"
 
 
@@ -35,25 +36,34 @@ def registered_cells(operators: dict) -> tuple[dict[str, list[str]], set[str]]:
         declaration = operator_of(function).declaration
         rivals = sorted(registry.backends(declaration.operation, name), key=lambda b: b.priority)
         cells[name] = list(dict.fromkeys(backend.name for backend in rivals)) + [FALLBACK]
-        unknown |= {tree for tree, reason in registry._tree_refusals[declaration.operation]
-                    if "cannot be imported" in reason}
+        unknown |= {
+            tree for tree, reason in registry.absent(declaration.operation) if "cannot be imported" in reason
+        }
     return cells, unknown
 
 
 def table(cells: dict[str, list[str]], proofs: dict[str, dict[str, str]], unknown: set[str]) -> str:
     """Raises ``UserError`` where the registry and the proofs disagree."""
-    problems = [f"{name} × {backend} is registered and has no proof"
-                for name, backends in cells.items() for backend in backends if backend not in proofs.get(name, {})]
-    problems += [f"{name} × {backend} has a proof and is not registered"
-                 for name, proven in proofs.items() for backend in proven
-                 if backend not in cells.get(name, []) and not (name in cells and backend in unknown)]
+    problems = [
+        f"{name} × {backend} is registered and has no proof"
+        for name, backends in cells.items()
+        for backend in backends
+        if backend not in proofs.get(name, {})
+    ]
+    problems += [
+        f"{name} × {backend} has a proof and is not registered"
+        for name, proven in proofs.items()
+        for backend in proven
+        if backend not in cells.get(name, []) and not (name in cells and backend in unknown)
+    ]
     if problems:
         raise UserError("docs/proofs.json: " + "; ".join(problems))
     backends = list(dict.fromkeys(backend for names in cells.values() for backend in names))
     backends = sorted(unknown & {b for proven in proofs.values() for b in proven} - set(backends)) + backends
     lines = ["| operator | " + " | ".join(backends) + " |", "|-" * (len(backends) + 1) + "|"]
     for name in sorted(cells):
-        lines.append(f"| `{name}` | " + " | ".join(proofs[name].get(backend, NONE) for backend in backends) + " |")
+        shown = [LABEL.sub(r"`\g<0>`", proofs[name].get(backend, NONE)) for backend in backends]
+        lines.append(f"| `{name}` | " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -67,14 +77,19 @@ def read_proofs(path: pathlib.Path) -> dict[str, dict[str, str]]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False,
-                                     epilog=__doc__.partition("\n\n")[2],
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0],
+        allow_abbrev=False,
+        epilog=__doc__.partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--write", action="store_true", help="put the table into the README")
     action.add_argument("--check", action="store_true", help="status 1 if the README holds another table")
     parser.add_argument("--readme", type=pathlib.Path, default=ROOT / "README.md", help="the file that holds it")
-    parser.add_argument("--proofs", type=pathlib.Path, default=ROOT / "docs" / "proofs.json", help="how cells are proven")
+    parser.add_argument(
+        "--proofs", type=pathlib.Path, default=ROOT / "docs" / "proofs.json", help="how cells are proven"
+    )
     return parser.parse_args()
 
 

@@ -6,6 +6,7 @@ An operator is declared once, by its annotated signature (``dispatch``). A call 
 
 from fla_dispatch.backend import Backend, Saved
 from fla_dispatch.bind import Described
+from fla_dispatch.bridge import refuse_double_backward
 from fla_dispatch.call import Call, Facts, TensorFacts
 from fla_dispatch.declaration import ACCUMULATOR, Declaration, Result, Rule
 from fla_dispatch.errors import BackendRefused
@@ -19,7 +20,8 @@ from fla_dispatch.sequences import Sequences
 __all__ = [
     "ACCUMULATOR", "Backend", "BackendRefused", "Call", "Declaration", "Described", "Facts", "Operator", "Result",
     "Route", "Rule", "Saved", "Sequences", "TensorFacts", "autocast_custom_bwd", "autocast_custom_fwd", "dispatch",
-    "input_guard", "last_route", "operator_of", "operators", "register", "unregister", "use_backend",
+    "input_guard", "last_route", "operator_of", "operators", "refuse_double_backward", "register", "unregister",
+    "use_backend",
 ]
 
 

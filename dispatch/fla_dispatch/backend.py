@@ -67,10 +67,10 @@ class Backend:
 
     def refusals(self, facts: Facts, defaults: Mapping[str, object]) -> list[str]:
         """Every reason not to take calls of these facts; empty if it takes them."""
-        reasons = [f"{what}={value} (takes {_listed(taken)})"
+        reasons = [f"{what}={value} (takes {listed(taken)})"
                    for what, taken in self.limits.items()
                    for value in [_value(facts, what)]
-                   if not _within(what, value, taken)]
+                   if not within(what, value, taken)]
         reasons += [f"option {name}={value!r} is not implemented"
                     for name, value in facts.options.items()
                     if value != defaults[name] and name not in self.handles]
@@ -93,7 +93,7 @@ def _value(facts: Facts, what: str):
     return getattr(facts, what) if what in ("arch", "dtype") else facts.dims.get(what)
 
 
-def _within(what, value, taken) -> bool:
+def within(what, value, taken) -> bool:
     if what == "arch":
         return any(_arch_matches(value, arch) for arch in taken)
     return value is None or value in taken
@@ -112,7 +112,7 @@ def _generation(arch: str) -> tuple[str, int]:
     return arch[: len(arch) - len(digits)], int(digits, 16 if arch.startswith("gfx") else 10) if digits else 0
 
 
-def _listed(taken) -> str:
+def listed(taken) -> str:
     if isinstance(taken, range):
         step = f" in steps of {taken.step}" if taken.step != 1 else ""
         return f"{taken.start} to {taken[-1]}{step}"

@@ -4,7 +4,6 @@ This is the slow path that knows every message. The compiled path does the same 
 comes here on any doubt.
 """
 
-import warnings
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -43,14 +42,17 @@ def arrange(declaration: Declaration, args: tuple, kwargs: dict) -> list:
     values = dict(zip(declaration.names, args, strict=False))
     for name, value in kwargs.items():
         if name in declaration.renamed:
-            name = _renamed(declaration, name, kwargs)
-        elif name in declaration.removed:
+            continue
+        if name in declaration.removed:
             raise errors.removed_keyword(function, name, declaration.removed[name])
-        elif name not in declaration.names:
+        if name not in declaration.names:
             raise errors.unknown_keyword(function, name, declaration.names)
         if name in values:
             raise errors.given_twice(function, name)
         values[name] = value
+    for old, new in declaration.renamed.items():
+        if old in kwargs:
+            _rename(declaration, old, new, kwargs[old], values)
     missing = [p.name for p in parameters
                if p.name not in values and (p.required if isinstance(p, OptionParameter) else not p.optional)]
     if missing:
@@ -58,27 +60,33 @@ def arrange(declaration: Declaration, args: tuple, kwargs: dict) -> list:
     return [values.get(p.name, getattr(p, "default", None)) for p in parameters]
 
 
-def _renamed(declaration, old, kwargs):
-    new = declaration.renamed[old]
-    if new in kwargs:
+def _rename(declaration, old, new, value, values):
+    """Take a value given under an old name, unless the new one was given as well."""
+    default = declaration.parameter(new).default
+    if values.get(new, default) != default:
         raise errors.given_under_both_names(declaration.function, old, new)
     if not torch.compiler.is_compiling():
-        warnings.warn(errors.renamed_keyword(declaration.function, old, new), DeprecationWarning, stacklevel=5)
-    return new
+        errors.warn(errors.renamed_keyword(declaration.function, old, new), DeprecationWarning)
+    values[new] = value
 
 
-def check(declaration: Declaration, values: list) -> tuple[list, Facts]:
-    """Check arranged values; → the values a kernel may rely on, and the facts. Raises ``ValueError``/``TypeError``."""
+def check(declaration: Declaration, values: list, traced: bool = False) -> tuple[list, Facts]:
+    """Check arranged values; → the values a kernel may rely on, and the facts. Raises ``ValueError``/``TypeError``.
+
+    ``traced``: the call belongs to a graph, where inference mode does not reach and no_grad stands for it.
+    """
     options = {p.name: _option(declaration.function, p, values[p.position]) for p in declaration.options}
     tensors = {p.name: values[p.position] for p in declaration.tensors if _present(declaration.function, p, values)}
     packed = tensors.get(PACKED)
+    if packed is None and PACKED + HOST_COPY in tensors:
+        raise errors.host_copy_alone(declaration.function, PACKED + HOST_COPY, PACKED)
     sizes = _unify(declaration, tensors, options, packed)
     _check_dtypes(declaration, tensors)
     device = _check_devices(declaration, tensors, packed)
     for name, derive in declaration.derived.items():
         if options[name] is None and (wanted := derive(sizes)) is not None:
             values[declaration.parameter(name).position] = wanted
-    facts = _facts(declaration, tensors, options, sizes, device)
+    facts = _facts(declaration, tensors, options, sizes, device, traced)
     for rule in declaration.rules:
         _check_rule(declaration, rule, options, facts, sizes)
     if packed is not None:
@@ -183,7 +191,7 @@ def _check_devices(declaration, tensors, packed) -> torch.device:
     return tensor.device
 
 
-def _facts(declaration, tensors, options, sizes, device) -> Facts:
+def _facts(declaration, tensors, options, sizes, device, traced) -> Facts:
     described = {}
     for name, tensor in tensors.items():
         shapes = declaration.shapes_of(declaration.parameter(name), options)
@@ -197,7 +205,7 @@ def _facts(declaration, tensors, options, sizes, device) -> Facts:
     return Facts(declaration.function, declaration.operation, described, options, static_sizes, device, arch,
                  _bucket(sizes.get("B"), sizes.get("T")), _bucket(sizes.get("N")),
                  torch.is_grad_enabled() and any(tensor.requires_grad for tensor in differentiable),
-                 torch.is_inference_mode_enabled())
+                 not torch.is_grad_enabled() if traced else torch.is_inference_mode_enabled())
 
 
 def _integer(size):

@@ -51,14 +51,14 @@ class Bridge(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        names = tuple(ctx.call.facts.tensors)
-        tensors = dict(zip(names, ctx.saved_tensors, strict=False))
+        names, kept = tuple(ctx.call.facts.tensors), ctx.saved_tensors  # once: checkpointing unpacks anew each time
+        tensors = dict(zip(names, kept, strict=False))
         call = ctx.call.with_tensors(tensors)
         with torch.no_grad(), device_guard(call.device), ctx.reenter_autocast():
             if grads[0] is None:  # a loss on the final state alone
                 shape, dtype = ctx.output_shapes[0]
                 grads = (torch.zeros(shape, dtype=dtype, device=call.device), *grads[1:])
-            gradients = backend_gradients(call, ctx.saved_tensors[len(names):], dict(zip(call.plan.returned, grads)))
+            gradients = backend_gradients(call, kept[len(names):], dict(zip(call.plan.returned, grads)))
         gradients = tuple(gradients.get(name) if wanted else None
                           for name, wanted in zip(names, ctx.needs_input_grad[1:], strict=True))
         return None, *refuse_double_backward(call.function, gradients, *tensors.values(), *grads)
@@ -191,7 +191,8 @@ def define_library_op(operator) -> tuple:
             else:
                 with torch.no_grad():
                     outputs, saved = call.plan.backend.forward(call)
-        return [o.detach() for o in outputs if o is not None] + (list(saved) if keep else [])
+        results = [o.detach() for o in outputs if o is not None]
+        return _unaliased([*results, *saved] if keep else results, inputs)
 
     def fake_forward(*inputs):
         *values, backend, keep = inputs
@@ -245,6 +246,17 @@ def _saved_count(operator, backend, keep) -> int:
     return len(operator.backend_named(backend).saves) if keep and operator.backend_named(backend) else 0
 
 
+def _unaliased(outputs, inputs) -> list:
+    """Copies where an output shares memory with an input or an earlier output, which a torch.library op may not."""
+    seen = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor)}
+    fresh = []
+    for x in outputs:
+        x = x.clone() if x.untyped_storage().data_ptr() in seen else x
+        seen.add(x.untyped_storage().data_ptr())
+        fresh.append(x)
+    return fresh
+
+
 def _own(gradient, value):
     """A torch.library op may not return its arguments or None."""
     if gradient is None:
@@ -254,7 +266,9 @@ def _own(gradient, value):
 
 def empty(call, dims, dtype) -> torch.Tensor:
     """An output as the fake kernels see it: shape, dtype and device."""
-    sizes = call.dims
+    sizes = dict(call.dims)
+    if any("NT" in dim.letters for dim in dims):  # of packed sequences: in the data
+        sizes["NT"] = sizes["NT"] if "NT" in sizes else torch.library.get_ctx().new_dynamic_size()
     return torch.empty([dim.size(sizes) for dim in dims], dtype=result_dtype(call.facts, dtype), device=call.device)
 
 

@@ -61,7 +61,8 @@ class Call(BoundCall):
     def __setattr__(self, name, value):
         raise AttributeError("a Call is immutable")
 
-    __delattr__ = None
+    def __delattr__(self, name):
+        raise AttributeError("a Call is immutable")
 
     @property
     def function(self) -> str:

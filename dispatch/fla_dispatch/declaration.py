@@ -158,10 +158,25 @@ def declare(body: Callable, operation: str, *, returns, rules: Sequence[Rule] = 
         for position, parameter in enumerate(inspect.signature(body).parameters.values())
     )
     names = {p.name for p in parameters}
+    options = {p.name for p in parameters if isinstance(p, OptionParameter)}
     results = {"result": returns} if isinstance(returns, Result) else dict(returns)
     renamed = {old: new for old, new in RENAMED.items() if new in names}
-    derived = {option: _derivation(expression) for option, expression in (derive or {}).items()}
-    return Declaration(body.__name__, operation, body, parameters, results, tuple(rules), derived, dict(layouts or {}),
+    derive, layouts = dict(derive or {}), dict(layouts or {})
+    letters = {letter for p in parameters if isinstance(p, TensorParameter)
+               for shape in p.shapes for dim in shape for letter in dim.letters} | {"N"}
+    for known, used in (
+        (names | letters | {"inference"}, [name for rule in rules for name in rule.names]),
+        (options, [*derive, *layouts, *(r.when for r in results.values() if r.when), *([chunk_size] if chunk_size else [])]),
+        (names, [rule.when for rule in rules if rule.when]),
+        (names | {ACCUMULATOR}, [r.dtype for r in results.values() if isinstance(r.dtype, str)]),
+        (names, [name for group in same_dtype for name in group]),
+        (letters, [name for expression in derive.values() for name in compile(expression, "", "eval").co_names]),
+    ):
+        for name in used:
+            if name not in known:
+                raise ValueError(f"{body.__name__}: the declaration speaks of `{name}`, which is not among its parameters")
+    derived = {option: _derivation(expression) for option, expression in derive.items()}
+    return Declaration(body.__name__, operation, body, parameters, results, tuple(rules), derived, layouts,
                        tuple(map(tuple, same_dtype)), renamed, REMOVED, chunk_size, tolerance, dict(shapes or {}))
 
 
@@ -180,7 +195,10 @@ def _parameter(function: str, position: int, parameter: inspect.Parameter) -> Te
     optional = type(None) in members or annotation is None
     members = tuple(member for member in members if member not in (type(None), None))
     if members and all(hasattr(member, "dim_str") for member in members):
-        dtypes = FLOATS if "float32" in members[0].dtypes else INTEGERS
+        dtypes = _dtypes(members[0].dtypes)
+        if dtypes is None:
+            raise TypeError(f"{function}: cannot read the annotation {annotation!r} of {parameter.name}: "
+                            "tensors are Float or Integer")
         shapes = tuple(parse_shape(re.sub(r"\s*\*\s*", "*", member.dim_str)) for member in members)
         return TensorParameter(parameter.name, position, keyword_only, optional, shapes, dtypes)
     if len(members) > 1 or members and members[0] not in (bool, int, float, torch.dtype, object):
@@ -188,6 +206,13 @@ def _parameter(function: str, position: int, parameter: inspect.Parameter) -> Te
     required = parameter.default is inspect.Parameter.empty
     return OptionParameter(parameter.name, position, keyword_only, optional, members[0] if members else object,
                            None if required else parameter.default, required)
+
+
+def _dtypes(names) -> tuple[torch.dtype, ...] | None:
+    """The dtypes of jaxtyping's Float or Integer."""
+    if {"float16", "float32", "float64"} <= set(names):
+        return FLOATS
+    return INTEGERS if {"int32", "int64"} <= set(names) else None
 
 
 def _is_union(annotation) -> bool:

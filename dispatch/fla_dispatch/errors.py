@@ -1,11 +1,25 @@
 """Every message that binding, choosing or differentiating a call can give: one author, one file.
 
-Each function returns the exception; the caller raises it.
+Each function returns the exception (or the text of a warning); the caller raises it.
 """
 
 import difflib
+import os
+import sys
+import warnings
 
 import torch
+
+FRONT = "<front of {}>"  # the file name of a public operator's generated front
+_OURS = (os.path.dirname(__file__) + os.sep, FRONT.partition("{")[0])
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line that called the operator."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 def _shape(shape) -> str:

@@ -1,8 +1,13 @@
-"""Environment variables that steer the choice. They are read at every call, so a test or a job can flip them."""
+"""What steers the choice from outside: environment variables, read at every call, and ``use_backend``.
+
+A decision belongs to one snapshot of them, so one that flips while a decision is made cannot be remembered under the
+wrong key.
+"""
 
 import os
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from fla_dispatch import errors
 
@@ -10,7 +15,7 @@ BACKEND = "FLA_BACKEND"  # force one backend by name
 DISABLE = "FLA_DISABLE_BACKEND_DISPATCH"  # 1: no backend, only the PyTorch fallback
 FALLBACK = "reference"  # the name under which the decorated body is forced and reported
 
-# Gates in use. Whoever registers a backend with a gate of its own adds to it.
+# Variables in use. Whoever registers a backend with a gate of its own adds to them.
 _VARIABLES = [BACKEND, DISABLE]
 
 forced_backend: ContextVar[str | None] = ContextVar("forced_backend", default=None)
@@ -39,23 +44,36 @@ def variables() -> tuple[str, ...]:
     return tuple(_VARIABLES)
 
 
-def state() -> tuple:
-    """Everything here that can change a decision; part of every decision's key."""
-    return forced_backend.get(), *(os.environ.get(name) for name in _VARIABLES)
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """Everything here that can change a decision, as it was at one moment."""
 
+    context: str | None  # what use_backend asks for
+    values: tuple[tuple[str, str | None], ...]
 
-def is_set(variable: str, default: bool) -> bool:
-    """Read a 0/1 variable; unset or empty means ``default``. Raises ``ValueError`` on anything else."""
-    value = os.environ.get(variable) or None
-    if value not in (None, "0", "1"):
-        raise errors.wrong_gate(variable, value)
-    return default if value is None else value == "1"
+    @classmethod
+    def read(cls) -> "Gates":
+        return cls(forced_backend.get(), tuple((name, os.environ.get(name)) for name in _VARIABLES))
 
+    @classmethod
+    def read_by_extension(cls, names: tuple, values: tuple, context: str | None) -> "Gates":
+        """From what the compiled path read: names and values as bytes."""
+        decode = os.environ.decodevalue
+        return cls(context, tuple((decode(name), None if value is None else decode(value))
+                                  for name, value in zip(names, values, strict=True)))
 
-def forced() -> tuple[str, str] | None:
-    """→ (backend, who forces it), or None."""
-    if (name := forced_backend.get()) is not None:
-        return name, f'use_backend("{name}")'
-    if name := os.environ.get(BACKEND):
-        return name, f"{BACKEND}={name}"
-    return None
+    def is_set(self, variable: str, default: bool) -> bool:
+        """A 0/1 variable; unset or empty means ``default``. Raises ``ValueError`` on anything else."""
+        value = dict(self.values).get(variable) or None
+        if value not in (None, "0", "1"):
+            raise errors.wrong_gate(variable, value)
+        return default if value is None else value == "1"
+
+    @property
+    def forced(self) -> tuple[str, str] | None:
+        """→ (backend, who forces it), or None."""
+        if self.context is not None:
+            return self.context, f'use_backend("{self.context}")'
+        if name := dict(self.values).get(BACKEND):
+            return name, f"{BACKEND}={name}"
+        return None

@@ -2,8 +2,8 @@
 
 import functools
 import logging
-import warnings
 from collections.abc import Mapping
+from operator import index
 
 import torch
 
@@ -12,6 +12,7 @@ from fla_dispatch.bind import Described
 from fla_dispatch.call import Call, Facts
 from fla_dispatch.declaration import Declaration, OptionParameter, TensorParameter, declare
 from fla_dispatch.extension import note_route
+from fla_dispatch.gates import Gates
 from fla_dispatch.guard import is_fake
 from fla_dispatch.extension import registry as compiled
 from fla_dispatch.plan import Plan
@@ -68,30 +69,33 @@ class Operator:
     def prepare(self, values: list, backend: str | None = None) -> Call:
         """Check arranged values and choose; ``backend`` names one that was chosen already."""
         full = self._with_opaque(values)
-        full, facts = bind.check(self.declaration, full)
-        return Call(self._plan(facts, backend), tuple(full))
+        full, facts = bind.check(self.declaration, full, traced=backend is not None)
+        return Call(self._plan(facts, backend or Gates.read()), tuple(full))
 
-    def plan_for(self, *values) -> Plan | None:
+    def plan_for(self, gate_names, gate_values, context, *values) -> Plan | None:
         """For the compiled path: check everything once and decide; None where it must not remember the decision."""
         _, facts = bind.check(self.declaration, list(values))
-        plan = self._plan(facts)
+        plan = self._plan(facts, Gates.read_by_extension(gate_names, gate_values, context))
         return None if plan.always_check else plan
 
-    def _plan(self, facts: Facts, backend: str | None = None) -> Plan:
-        key = (bind.key(facts), backend or gates.state())
+    def _plan(self, facts: Facts, decider: Gates | str) -> Plan:
+        """The plan for these facts under these gates, or with the backend that a graph was traced with."""
+        key = (bind.key(facts), decider)
         plan = self._plans.get(key)
         if plan is None:
-            if len(self._plans) >= CACHED_DECISIONS:
-                self._plans.clear()
-            plan = self._plans[key] = self._decide(facts, backend)
+            plans = self._plans  # a registration meanwhile puts another dict in its place
+            plan = self._decide(facts, decider)
+            if len(plans) >= CACHED_DECISIONS:
+                plans.clear()
+            plans[key] = plan
         return plan
 
-    def _decide(self, facts: Facts, backend: str | None) -> Plan:
-        if backend is not None:
-            chosen = self.backend_named(backend)
-            route = registry.Route(facts.function, backend, (), "torch.compile")
+    def _decide(self, facts: Facts, decider: Gates | str) -> Plan:
+        if isinstance(decider, str):
+            chosen = self.backend_named(decider)
+            route = registry.Route(facts.function, decider, (), "torch.compile")
         else:
-            chosen, route = registry.choose(facts, self.defaults)
+            chosen, route = registry.choose(facts, self.defaults, decider)
             self._tell(route, facts)
         return Plan(self.declaration, facts, chosen, route)
 
@@ -101,8 +105,7 @@ class Operator:
             self._told.add(route.backend)
             log.info("%s", route)
             if route.backend == gates.FALLBACK and not route.forced_by and facts.device.type not in ("cpu", "meta"):
-                warnings.warn(errors.fallback_on_accelerator(facts.function, facts.device, route.refusals),
-                              stacklevel=6)
+                errors.warn(errors.fallback_on_accelerator(facts.function, facts.device, route.refusals))
 
     def backend_named(self, name: str):
         if name == gates.FALLBACK:
@@ -115,7 +118,7 @@ class Operator:
 
     def forget(self) -> None:
         """Drop every cached decision."""
-        self._plans.clear()
+        self._plans = {}
         if self.compiled is not None:
             self.compiled.forget()
 
@@ -136,7 +139,7 @@ class Operator:
         values = bind.arrange(self.declaration, args, kwargs)
         _, facts = bind.check(self.declaration, values)
         try:
-            return registry.choose(facts, self.defaults)[1]
+            return registry.choose(facts, self.defaults, Gates.read())[1]
         except errors.BackendRefused as refusal:
             return registry.Route(facts.function, "none", (("forced", str(refusal)),))
 
@@ -212,7 +215,7 @@ def _public(operator: Operator):
     namespace = {"defaults": operator.defaults, "differently": differently,
                  "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
                  "run": operator.compiled or operator.call_in_order}
-    exec(compile(source, f"<front of {declaration.function}>", "exec"), namespace)
+    exec(compile(source, errors.FRONT.format(declaration.function), "exec"), namespace)
     public = functools.update_wrapper(namespace[declaration.function], declaration.body)
     public.operator = operator
     return public
@@ -234,12 +237,19 @@ def _backend_for_graph(function: str, descriptions: tuple, options: tuple, needs
         else:
             values.append(next(rest))
     with torch.set_grad_enabled(needs_grad or torch.is_grad_enabled()):
-        _, facts = bind.check(operator.declaration, values)
-    return registry.choose(facts, operator.defaults)[1].backend
+        _, facts = bind.check(operator.declaration, values, traced=True)
+    return registry.choose(facts, operator.defaults, Gates.read())[1].backend
+
+
+def _check_keywords(function: str, names: tuple) -> None:
+    """Raise on unknown keywords while a graph is traced; finding the nearest known one is beyond Dynamo."""
+    known = _operators[function].declaration
+    bind.arrange(known, (), dict.fromkeys((*known.names, *(n for n in names if n not in known.renamed))))
 
 
 # What torch.compiler.assume_constant_result does, without the seconds that importing Dynamo costs.
 _backend_for_graph._dynamo_marked_constant = True
+_check_keywords._dynamo_marked_constant = True
 
 
 def _tracer(operator: Operator):
@@ -249,12 +259,16 @@ def _tracer(operator: Operator):
     tensors = tuple((p.position, {len(shape): tuple(dim.varies for dim in shape) for shape in p.shapes},
                      p.differentiable) for p in declaration.tensors)
     options = tuple(p.position for p in declaration.options)
+    ruled = {name for rule in declaration.rules for name in rule.names}
+    free = {p.position for p in declaration.options if p.type is float and p.name not in ruled}
+    integers = tuple(p.position for p in declaration.options if p.type is int)
     in_schema = tuple(p.position for p in bridge.in_schema(declaration))
     results = tuple((r.when and declaration.names.index(r.when), r.omitted) for r in declaration.results.values())
     single = tuple(declaration.results) == ("result",)
 
-    def trace(*args, **kwargs):
-        values = bind.arrange(declaration, args, kwargs)
+    def trace(**arguments):
+        _check_keywords(function, tuple(arguments))
+        values = bind.arrange(declaration, (), arguments)
         descriptions, needs_grad = [], False
         for position, varying, differentiable in tensors:
             tensor = values[position]
@@ -266,7 +280,12 @@ def _tracer(operator: Operator):
             descriptions.append((shape, tensor.dtype, tensor.device))
             needs_grad = needs_grad or differentiable and tensor.requires_grad
         needs_grad = needs_grad and torch.is_grad_enabled()
-        chosen = tuple(values[position] for position in options)
+        # Dynamo makes numbers symbolic once they vary. Integers are held; of a float that no rule reads, the choice needs
+        # to know only whether it is given.
+        for position in integers:
+            if values[position] is not None:
+                values[position] = index(values[position])
+        chosen = tuple(0.0 if p in free and values[p] is not None else values[p] for p in options)
         backend = _backend_for_graph(function, tuple(descriptions), chosen, needs_grad)
         outputs = op(*(values[position] for position in in_schema), backend, needs_grad)
         if single:

@@ -5,6 +5,7 @@ from fla_dispatch.backend import Backend
 from fla_dispatch.bind import PACKED
 from fla_dispatch.call import Facts
 from fla_dispatch.declaration import Declaration
+from fla_dispatch.guard import is_fake
 from fla_dispatch.registry import Route
 from fla_dispatch.sequences import Sequences
 
@@ -14,7 +15,7 @@ class Plan:
 
     ``derived`` holds (position, value) of options that the declaration derives, ``run`` carries a call to its results;
     ``forward`` is set where the backend's forward, less what it saves, is all there is to it.
-    ``always_check`` is true where a rule reads a size that varies, so that the compiled path must not skip it.
+    ``always_check`` is true where a rule or a product reads a size that varies, which the compiled path does not.
     """
 
     __slots__ = ("always_check", "backend", "counts_chunks", "declaration", "derived", "facts", "forward", "function", "index", "names", "returned",
@@ -31,9 +32,15 @@ class Plan:
                              if facts.options[name] is None)
         self.counts_chunks = any("NT" in dim.letters for name in self.wanted for dim in declaration.results[name].dims)
         self.witnesses = self._witnesses()
-        self.always_check = any(r.varies and (r.when is None or facts.options[r.when]) for r in declaration.rules)
+        self.always_check = self._always_check()
         self.run = bridge.run_through(self)
         self.forward = backend.forward if bridge.runs_straight(self) else None
+
+    def _always_check(self) -> bool:
+        rules = self.declaration.rules
+        products = any(dim.varies and len(dim.letters) > 1 for name in self.facts.tensors
+                       for shape in self.declaration.parameter(name).shapes for dim in shape)
+        return products or any(r.varies and (r.when is None or self.facts.options[r.when]) for r in rules)
 
     def _witnesses(self):
         """Where to read each varying size: letter → (position, axis, offset)."""
@@ -56,7 +63,8 @@ class Plan:
         if self.counts_chunks:
             packed = values[self.index[PACKED]] if PACKED in self.facts.tensors else None
             chunk_size = values[self.index[self.declaration.chunk_size]]
-            sizes["NT"] = Sequences(sizes["B"], sizes["T"], self.facts.device, packed).chunk_count(chunk_size)
+            if not is_fake(packed):  # else no one can know
+                sizes["NT"] = Sequences(sizes["B"], sizes["T"], self.facts.device, packed).chunk_count(chunk_size)
         return sizes
 
     def run_body(self, call):

@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +59,14 @@ def register(backend):
             raise errors.wrong_registration(f"{type(instance).__name__}.{attribute} must be a string")
     if instance.name == gates.FALLBACK:
         raise errors.wrong_registration(f"the name {gates.FALLBACK!r} belongs to the PyTorch fallback")
+    for what, taken in instance.limits.items():
+        if isinstance(taken, str) or not isinstance(taken, Collection):
+            raise errors.wrong_registration(f"{type(instance).__name__}.limits[{what!r}] must be a collection or a range")
+    for saved in instance.saves.values():
+        try:
+            saved.dims
+        except ValueError as error:
+            raise errors.wrong_registration(error) from None
     rivals = _backends.setdefault(instance.operation, [])
     rivals[:] = [b for b in rivals if (b.name, b.functions) != (instance.name, instance.functions)] + [instance]
     if instance.env is not None:
@@ -81,9 +90,15 @@ def _changed() -> None:
 
 def backends(operation: str, function: str) -> list[Backend]:
     """The backends that serve a function; loads the trees the first time an operation is asked for."""
+    absent(operation)
+    return [b for b in _backends.get(operation, []) if b.functions is None or function in b.functions]
+
+
+def absent(operation: str) -> list[tuple[str, str]]:
+    """The kernel trees and entry points that bring nothing to an operation, each with its reason."""
     if operation not in _tree_refusals:
         _tree_refusals[operation] = _load(operation)
-    return [b for b in _backends.get(operation, []) if b.functions is None or function in b.functions]
+    return list(_tree_refusals[operation])
 
 
 def known_names() -> tuple[str, ...]:
@@ -92,38 +107,40 @@ def known_names() -> tuple[str, ...]:
 
 
 def _load(operation: str) -> list[tuple[str, str]]:
+    """Import whatever serves the operation. Toolchains fail to import in many ways: each is a refusal with its reason."""
     refusals = []
     for tree in TREES:
         if importlib.util.find_spec(tree) is None:
             refusals.append((tree.removeprefix("fla_"), f"kernel tree {tree} is not installed"))
             continue
-        module = importlib.import_module(tree).OPERATIONS.get(operation)
-        if module is None:
-            refusals.append((tree.removeprefix("fla_"), f"kernel tree {tree} does not have {operation}"))
-            continue
         try:
+            module = importlib.import_module(tree).OPERATIONS.get(operation)
+            if module is None:
+                refusals.append((tree.removeprefix("fla_"), f"kernel tree {tree} does not have {operation}"))
+                continue
             importlib.import_module(module)
-        except ImportError as error:
-            refusals.append((tree.removeprefix("fla_"), f"{module} cannot be imported: {error}"))
+        except Exception as error:
+            refusals.append((tree.removeprefix("fla_"), f"{tree} cannot be imported: {_short(error)}"))
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=operation):
         try:
             register(entry.load())
-        except ImportError as error:
-            refusals.append((entry.value, f"entry point cannot be imported: {error}"))
+        except Exception as error:
+            refusals.append((entry.value, f"entry point cannot be imported: {_short(error)}"))
     return refusals
 
 
-def choose(facts: Facts, defaults, forced: tuple[str, str] | None = None) -> tuple[Backend | None, Route]:
-    """→ (backend, or None for the decorated body; the route). Raises ``BackendRefused`` if a forced one refuses.
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
-    ``forced`` is (name, who forces it); by default what ``use_backend`` or ``FLA_BACKEND`` say.
-    """
-    forced = gates.forced() if forced is None else forced
+
+def choose(facts: Facts, defaults, state: gates.Gates) -> tuple[Backend | None, Route]:
+    """→ (backend, or None for the decorated body; the route). Raises ``BackendRefused`` if a forced one refuses."""
+    forced = state.forced
     rivals = backends(facts.operation, facts.function)
-    disabled = gates.is_set(gates.DISABLE, False)
+    disabled = state.is_set(gates.DISABLE, False)
     if forced is not None and forced[0] != gates.FALLBACK:
-        return _forced(facts, defaults, forced, rivals, disabled)
-    refusals = [] if disabled else list(_tree_refusals[facts.operation])
+        return _forced(facts, defaults, forced, rivals, state, disabled)
+    refusals = [] if disabled else absent(facts.operation)
     chosen = None
     for backend in sorted(rivals, key=lambda b: b.rank(facts)):
         if disabled:
@@ -131,7 +148,7 @@ def choose(facts: Facts, defaults, forced: tuple[str, str] | None = None) -> tup
         elif forced is not None:
             reason = f"{forced[1]} asks for the fallback"
         else:
-            reason = _refusal(backend, facts, defaults)
+            reason = _refusal(backend, facts, defaults, state)
         if reason is not None:
             refusals.append((backend.name, reason))
         elif chosen is None:
@@ -142,26 +159,33 @@ def choose(facts: Facts, defaults, forced: tuple[str, str] | None = None) -> tup
                          forced[1] if forced else None)
 
 
-def _forced(facts, defaults, forced, rivals, disabled):
+def _forced(facts, defaults, forced, rivals, state, disabled):
     name, origin = forced
     named = [b for b in rivals if b.name == name]
     if not named:
-        reasons = [why for tree, why in _tree_refusals[facts.operation] if tree == name]
+        reasons = [why for tree, why in absent(facts.operation) if tree == name]
         if not reasons and name not in known_names():
             raise errors.unknown_backend(facts.function, name, origin, known_names())
         reasons = reasons or [f"it does not have {facts.function}"]
     else:
-        reasons = [f"{gates.DISABLE}=1"] if disabled else [_refusal(b, facts, defaults) for b in named]
+        reasons = [f"{gates.DISABLE}=1"] if disabled else [_refusal(b, facts, defaults, state) for b in named]
         for backend, reason in zip(named, reasons, strict=False):
             if reason is None:
                 return backend, Route(facts.function, name, (), origin)
     raise errors.forced_refusal(facts.function, name, origin, reasons)
 
 
-def _refusal(backend: Backend, facts: Facts, defaults) -> str | None:
+def gate_refusal(backend: Backend, state: gates.Gates) -> str | None:
+    """Why its gate keeps the backend out, or None."""
+    if backend.env is None or state.is_set(backend.env, backend.default_on):
+        return None
+    return f"{backend.env}=0" if backend.default_on else f"off by default (set {backend.env}=1)"
+
+
+def _refusal(backend: Backend, facts: Facts, defaults, state: gates.Gates) -> str | None:
     """Gate, then toolchain, then verifier; None if all agree. An exception in a verifier is a bug and propagates."""
-    if backend.env is not None and not gates.is_set(backend.env, backend.default_on):
-        return f"{backend.env}=0" if backend.default_on else f"off by default (set {backend.env}=1)"
+    if (closed := gate_refusal(backend, state)) is not None:
+        return closed
     where = (backend.name, backend.operation, facts.device)
     if where not in _probes:
         _probes[where] = backend.probe(facts.device)

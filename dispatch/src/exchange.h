@@ -43,15 +43,17 @@ struct ExchangeApi {
 constexpr uint32_t kExchangeMajor = 1;
 constexpr int32_t kCpu = 1;
 
-inline bool is_contiguous(const TensorView& t) {
-  if (t.strides == nullptr) return true;
+// Whether memory holds the tensor as it is. A pending negation or conjugation, which the exchange does not tell of, comes
+// with strides; only on a single element it would not show, so one element is never taken as it is.
+inline bool is_plain(const TensorView& t) {
   int64_t expected = 1;
+  if (t.strides == nullptr) return true;
   for (int axis = t.ndim - 1; axis >= 0; --axis) {
     if (t.shape[axis] == 0) return true;
     if (t.shape[axis] != 1 && t.strides[axis] != expected) return false;
     expected *= t.shape[axis];
   }
-  return true;
+  return expected != 1;
 }
 
 }  // namespace fla

@@ -63,6 +63,7 @@ struct Operator {
   PyObject* plan_for;
   PyObject* slow;
   Cache* cache;
+  uint64_t generation;  // counts how often the cache was forgotten
 };
 
 // The words two calls must share to share a decision. Its capacity holds any call of an operator that was accepted.
@@ -179,7 +180,7 @@ bool read_tensor(const Parameter& parameter, PyObject* value, Py_ssize_t positio
       return false;
     }
   }
-  if (!is_contiguous(view)) reading.strided[position] = reading.any_strided = true;
+  if (!is_plain(view)) reading.strided[position] = reading.any_strided = true;
   if (!reading.has_tensor) {
     reading.device = view.device;
     reading.has_tensor = true;
@@ -376,12 +377,42 @@ bool read(Operator* self, Values& values, Reading& reading) {
   return read_gates(reading.key);
 }
 
-// Asks Python for the plan and remembers it. Returns null with an exception set, or with none where Python will not
-// have the decision remembered.
+// Calls plan_for(gate names, gate values, forced backend, *values). Python decides by the gates the key was made of, not
+// by those of a moment later; no Python code runs between reading them there and collecting them here.
+PyObject* ask_for_plan(Operator* self, PyObject* const* args) {
+  const Environment& env = environment();
+  const Py_ssize_t gates = PyTuple_GET_SIZE(env.gates), count = static_cast<Py_ssize_t>(self->parameters->size());
+  std::vector<PyObject*> found(gates, Py_None);
+  for (Py_ssize_t i = 0; i < gates; ++i) {
+    PyObject* value = PyDict_GetItemWithError(env.variables, PyTuple_GET_ITEM(env.gates, i));
+    if (value != nullptr) found[i] = value;
+    Py_INCREF(found[i]);
+  }
+  PyObject* forced = nullptr;
+  PyContextVar_Get(env.forced_backend, nullptr, &forced);
+  PyObject* values = PyTuple_New(gates);
+  for (Py_ssize_t i = 0; i < gates; ++i) {
+    if (values == nullptr) Py_DECREF(found[i]);
+    if (values != nullptr) PyTuple_SET_ITEM(values, i, found[i]);
+  }
+  PyObject* plan = nullptr;
+  if (values != nullptr && !PyErr_Occurred()) {
+    PyObject* given[kMaxParameters + 3] = {env.gates, values, forced == nullptr ? Py_None : forced};
+    std::memcpy(given + 3, args, sizeof(PyObject*) * count);
+    plan = PyObject_Vectorcall(self->plan_for, given, count + 3, nullptr);
+  }
+  Py_XDECREF(values);
+  Py_XDECREF(forced);
+  return plan;
+}
+
+// Asks Python for the plan and remembers it. Returns null with an exception set, or with none where the decision is not
+// to be remembered.
 Decision* learn(Operator* self, PyObject* const* args, uint64_t hash, const Key& key) {
   const Environment& env = environment();
-  PyObject* plan = PyObject_Vectorcall(self->plan_for, args, self->parameters->size(), nullptr);
-  if (plan == nullptr || plan == Py_None) {
+  const uint64_t generation = self->generation;
+  PyObject* plan = ask_for_plan(self, args);
+  if (plan == nullptr || plan == Py_None || self->generation != generation) {  // a registration came in between
     Py_XDECREF(plan);
     return nullptr;
   }
@@ -555,8 +586,10 @@ PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* forget(PyObject* object, PyObject*) {
+  auto* self = reinterpret_cast<Operator*>(object);
   Cache retired;
-  retired.swap(*reinterpret_cast<Operator*>(object)->cache);
+  retired.swap(*self->cache);
+  ++self->generation;
   for (auto& item : retired) item.second.release();
   Py_RETURN_NONE;
 }

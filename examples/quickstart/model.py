@@ -14,63 +14,71 @@ from torch import Tensor, nn
 
 BYTES = 256
 
-# How both operators are called: q and k normalised, the gate and the sigmoid of beta computed in the operator.
+# How both operators are called: they normalise q and k, compute the gate from its raw input and beta from its logit.
 IN_OPERATOR = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True)
 
 
 @dataclass(frozen=True)
 class Size:
-    """Layers and dimensions. The default is what learns most in a minute on two cores."""
+    """The default is what learns most in a minute on a CPU."""
 
-    layers: int = 2
-    width: int = 128  # of the residual stream
-    hidden: int = 512  # of an MLP
-    heads: int = 2  # H
-    key_channels: int = 64  # K
-    value_channels: int = 64  # V
+    layers: int = 3
+    width: int = 96  # of the residual stream
+    hidden: int = 384  # of an MLP
+    heads: int = 3  # H
+    key_channels: int = 32  # K
+    value_channels: int = 32  # V
 
 
 class KDA(nn.Module):
-    """Projections around the operator: x [B, T, width] to [B, T, width]."""
+    """The operator and the projections around it."""
 
     def __init__(self, size: Size):
         super().__init__()
-        self.heads, self.K, self.V = size.heads, size.key_channels, size.value_channels
-        keys, values = self.heads * self.K, self.heads * self.V
-        self.split = (keys, keys, values, keys, values, self.heads)
-        self.project = nn.Linear(size.width, sum(self.split), bias=False)  # to q, k, v, decay, output gate and beta
-        self.norm = nn.RMSNorm(self.V)
+        self.heads = size.heads
+        keys, values = size.heads * size.key_channels, size.heads * size.value_channels
+        self.parts = [keys, keys, values, keys, size.heads, values]  # q, k, v, g, beta and the gate of the output
+        self.project = nn.Linear(size.width, sum(self.parts), bias=False)
+        self.norm = nn.RMSNorm(size.value_channels)
         self.out = nn.Linear(values, size.width, bias=False)
-        # Heads and channels start with half-lives spread from a few bytes to a few hundred.
-        rate = torch.empty(keys).uniform_(math.log(1e-3), math.log(0.3)).exp_()
-        self.A_log = nn.Parameter(torch.zeros(self.heads))
-        self.dt_bias = nn.Parameter(rate.expm1().log())  # softplus(dt_bias) = rate
+        # exp(A_log) * softplus(dt_bias) is what a channel forgets per byte: from nearly all down to a fiftieth.
+        forgets = torch.empty(keys).uniform_(math.log(0.02), math.log(2)).exp()
+        self.A_log = nn.Parameter(torch.zeros(size.heads))
+        self.dt_bias = nn.Parameter(forgets.expm1().log())
 
     def operands(self, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The operator's tensors by name, and the output gate [B, T, H, V]."""
-        q, k, v, g, gate, beta = self.project(x).split(self.split, dim=-1)
-        q, k, g = (y.unflatten(-1, (self.heads, self.K)) for y in (q, k, g))
-        v, gate = (y.unflatten(-1, (self.heads, self.V)) for y in (v, gate))
+        """x [B, T, width] → (the operator's tensors by name, the gate of its output [B, T, H, V])."""
+        q, k, v, g, beta, gate = self.project(x).split(self.parts, dim=-1)
+        q, k, v, g, gate = (y.unflatten(-1, (self.heads, -1)) for y in (q, k, v, g, gate))
         return dict(q=q, k=k, v=v, g=g, beta=beta, A_log=self.A_log, dt_bias=self.dt_bias), gate
 
-    def forward(self, x: Tensor, operator=fla_ops.chunk_kda, **state) -> tuple[Tensor, Tensor | None]:
-        """→ (y, the operator's final state); ``state`` holds initial_state and output_final_state."""
+    def forward(self, x: Tensor, state: Tensor | None, operator) -> tuple[Tensor, Tensor]:
+        """x [B, T, width], state [B, H, K, V] → the same, T bytes later."""
         tensors, gate = self.operands(x)
-        o, final_state = operator(**tensors, **IN_OPERATOR, **state)
-        return self.out((self.norm(o) * gate.sigmoid()).flatten(-2)), final_state
+        o, state = operator(**tensors, **IN_OPERATOR, initial_state=state, output_final_state=True)
+        return self.out((self.norm(o) * gate.sigmoid()).flatten(-2)), state
+
+
+class MLP(nn.Module):
+    def __init__(self, size: Size):
+        super().__init__()
+        self.up = nn.Linear(size.width, size.hidden, bias=False)
+        self.down = nn.Linear(size.hidden, size.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(x)).square())
 
 
 class Block(nn.Module):
     def __init__(self, size: Size):
         super().__init__()
-        self.norm, self.kda = nn.RMSNorm(size.width), KDA(size)
-        self.mlp = nn.Sequential(nn.RMSNorm(size.width), nn.Linear(size.width, size.hidden, bias=False), nn.GELU(),
-                                 nn.Linear(size.hidden, size.width, bias=False))
+        self.before_kda, self.kda = nn.RMSNorm(size.width), KDA(size)
+        self.before_mlp, self.mlp = nn.RMSNorm(size.width), MLP(size)
 
-    def forward(self, x, **how):
-        mixed, state = self.kda(self.norm(x), **how)
+    def forward(self, x: Tensor, state: Tensor | None, operator) -> tuple[Tensor, Tensor]:
+        mixed, state = self.kda(self.before_kda(x), state, operator)
         x = x + mixed
-        return x + self.mlp(x), state
+        return x + self.mlp(self.before_mlp(x)), state
 
 
 class LanguageModel(nn.Module):
@@ -81,11 +89,18 @@ class LanguageModel(nn.Module):
         self.norm = nn.RMSNorm(size.width)
         self.head = nn.Linear(size.width, BYTES, bias=False)
 
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x, _ = block(x)
-        return self.head(self.norm(x))
+    def forward(self, tokens: Tensor, states=None, operator=fla_ops.chunk_kda) -> tuple[Tensor, list[Tensor]]:
+        """tokens [B, T], one state per block or None → (logits [B, T, 256] of the next bytes, the states behind them).
 
-    def loss(self, tokens):
-        return F.cross_entropy(self(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        ``operator`` is ``chunk_kda`` or, to walk byte by byte, ``fused_recurrent_kda``.
+        """
+        x, behind = self.embed(tokens), []
+        for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
+            x, state = block(x, state, operator)
+            behind.append(state)
+        return self.head(self.norm(x)), behind
+
+    def loss(self, tokens: Tensor) -> Tensor:
+        """Nats per byte of tokens[:, 1:], each predicted from those before it."""
+        logits, _ = self(tokens[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

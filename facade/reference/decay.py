@@ -4,27 +4,27 @@ Row i of a chunk reads what row j <= i wrote, after the gates of the rows in bet
 
     A[i, j] = sum_K read[i] * key[j] * exp(g[j+1] + ... + g[i])           (j <= i)
 
-Splitting the exponential as exp(G[i]) * exp(-G[j]) overflows for strong gates, and a difference of long sums loses what a
-weak gate says next to a strong one. So the chunk is halved recursively. A block whose rows lie in the second half of a
-segment and whose columns lie in the first half is referenced at the boundary between them:
+Splitting the exponential as exp(G[i]) * exp(-G[j]) overflows for strong gates, and a difference of long sums loses what
+a weak gate says next to a strong one. So the chunk is halved recursively. A block whose rows lie in the second half of
+a segment and whose columns lie in the first half is referenced at the boundary between them:
 
     since[i] = g[boundary] + ... + g[i]          sum from the start of the second half through row i
     until[j] = g[j+1] + ... + g[boundary-1]      sum behind row j to the end of the first half
     A[i, j]  = (read[i] * exp(since[i])) . (key[j] * exp(until[j]))
 
 Both sums are <= 0 for gates <= 0, no sum is ever a difference, and every level is one batched matrix product. When two
-segments join, `since` of the second grows by the total of the first, and `until` of the first by the total of the second;
-at the top they are the decays from the start of the chunk through row i, and behind row j to the end of the chunk.
+segments join, `since` of the second grows by the total of the first, and `until` of the first by the total of the
+second; at the top they are the decays from the start of the chunk through row i, and behind row j to its end.
 
 The adjoint walks the same tree downwards. With X = read*exp(since), Y = key*exp(until):
 
     dX = dA Y,  dY = dA^T X,  dsince = dX*X,  duntil = dY*Y
 
-and each join is undone: the total of the first segment (its last `since`) receives the sum of dsince over the second, the
-total of the second receives the sum of duntil over the first. What reaches the single rows is the gradient of the gates.
+and each join is undone: the total of the first segment (its last `since`) receives the sum of dsince over the second,
+the total of the second receives the sum of duntil over the first. What reaches the single rows is the gradient of g.
 
 Shapes: reads [n, R, C, K] (R reads per row that share the decay), keys [n, C, K], g [n, C, K], A [n, R, C, C]. C is a
-power of two.
+power of two. ``tree`` is the list of what ``levels(g)`` yields.
 """
 
 import math
@@ -35,8 +35,7 @@ import torch
 def bounded_exp(x):
     """exp(x), with x held where exp and its products with ordinary numbers stay finite, so that 0 * exp(x) is 0.
 
-    Only positive sums are ever held: a gate that amplifies beyond 1e31 (fp32) or 1e300 (fp64) cannot be right, but it
-    must not turn an empty state into NaN.
+    Only sums that amplify beyond 1e31 (fp32) or 1e301 (fp64) are held; they must not turn an empty state into NaN.
     """
     return x.clamp(max=math.log(torch.finfo(x.dtype).max) - 16).exp_()
 
@@ -71,23 +70,23 @@ def second_halves(reads, size):
     return reads.unflatten(2, (-1, 2, size))[:, :, :, 1].transpose(1, 2)
 
 
-def scaled(reads, since):
-    """second_halves * exp(since) as [segments, R, size, K], contiguous."""
-    n, m, R, size, K = reads.shape
-    X = reads.new_empty(n, m, R, size, K)
-    torch.mul(reads, since.view(n, m, 1, size, K), out=X)
-    return X.flatten(0, 1)
+def decayed_halves(reads, keys, since, until):
+    """X [segments, R, size, K] and Y [segments, size, K] of one level, over all chunks."""
+    size, K = since.shape[1:]
+    reads = second_halves(reads, size)
+    X = torch.empty(reads.shape, dtype=reads.dtype, device=reads.device)
+    torch.mul(reads, since.view(len(reads), -1, 1, size, K), out=X)
+    return X.flatten(0, 1), keys.view(-1, 2, size, K)[:, 0] * until
 
 
 def pair(reads, keys, tree):
-    """A [n, R, C, C] of the formula above; entries above the diagonal are 0. ``tree`` holds ``levels(g)``."""
+    """A [n, R, C, C] of the formula above; entries above the diagonal are 0."""
     n, R, C, K = reads.shape
     A = reads.new_zeros(n, R, C, C)
     A.diagonal(dim1=2, dim2=3).copy_((reads * keys[:, None]).sum(-1))
     for since, until in tree[:-1]:
         size = since.shape[1]
-        X = scaled(second_halves(reads, size), since)
-        Y = keys.view(-1, 2, size, K)[:, 0] * until
+        X, Y = decayed_halves(reads, keys, since, until)
         A_block = torch.bmm(X.flatten(1, 2), Y.transpose(1, 2))
         blocks(A, size).copy_(A_block.view(n, -1, R, size, size))
     return A
@@ -96,7 +95,7 @@ def pair(reads, keys, tree):
 def pair_backward(reads, keys, tree, dA, dsince, duntil, dreads, dkeys):
     """Adds the gradients through A to ``dreads`` and ``dkeys``, and returns the gradient of g.
 
-    ``dsince``, ``duntil`` [n, C, K] are the gradients of the top sums (from and to the ends of the chunk); they are used up.
+    ``dsince``, ``duntil`` [n, C, K] are the gradients of the top sums, from and to the ends of the chunk, and used up.
     """
     n, R, C, K = reads.shape
     diagonal = dA.diagonal(dim1=2, dim2=3)[..., None]
@@ -110,8 +109,7 @@ def pair_backward(reads, keys, tree, dA, dsince, duntil, dreads, dkeys):
         first_total, second_total = second_dsince.sum(1), first_duntil.sum(1)
         first_dsince[:, -1] += first_total
         second_dsince[:, -1] += second_total
-        X = scaled(second_halves(reads, size), since)
-        Y = keys.view(-1, 2, size, K)[:, 0] * until
+        X, Y = decayed_halves(reads, keys, since, until)
         dA_block = blocks(dA, size).reshape(-1, R * size, size)
         dX = torch.bmm(dA_block, Y).view_as(X)
         dY = torch.bmm(dA_block.transpose(1, 2), X.flatten(1, 2))
@@ -126,7 +124,7 @@ def pair_backward(reads, keys, tree, dA, dsince, duntil, dreads, dkeys):
 def unit_lower_inverse(M):
     """(I + M)^-1 for strictly lower triangular ``M [n, C, C]``, by the same halving:
 
-        [[A, 0], [L, B]]^-1 = [[A^-1, 0], [-B^-1 L A^-1, B^-1]]
+    [[A, 0], [L, B]]^-1 = [[A^-1, 0], [-B^-1 L A^-1, B^-1]]
     """
     n, C, _ = M.shape
     inverse = torch.eye(C, dtype=M.dtype, device=M.device).repeat(n, 1, 1)

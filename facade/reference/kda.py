@@ -1,7 +1,7 @@
 """Kimi Delta Attention: the gate, the token recurrence and the chunk form.
 
-Kimi Linear: An Expressive, Efficient Attention Architecture, arXiv 2510.26692. Per sequence and value head, with a state
-S [K, V] that maps keys to values (state_v_first stores [V, K]), log-space gates g [K] <= 0 and a step size beta:
+Kimi Linear: An Expressive, Efficient Attention Architecture, arXiv 2510.26692. Per sequence and value head, with a
+state S [K, V] that maps keys to values (state_v_first stores [V, K]), log-space gates g [K] <= 0 and a step size beta:
 
     S   <- diag(exp(g_t)) S                       forget
     u_t  = beta_t (v_t - S^T k_t)                 what the state gets wrong about k_t
@@ -10,8 +10,8 @@ S [K, V] that maps keys to values (state_v_first stores [V, K]), log-space gates
 
 Value head j reads with q and k of head j // (HV / H).
 
-Chunk form. A chunk of C rows starts from the state h. With `since` = sum of the gates from the start of the chunk through
-a row, `until` = sum behind a row to the end, and the decayed products of `decay.py` (q already scaled)
+Chunk form. A chunk of C rows starts from the state h. With `since` = sum of the gates from the start of the chunk
+through a row, `until` = sum behind a row to the end, and the decayed products of `decay.py` (q already scaled)
 
     A[i, j] = q_i . k_j decayed, j <= i           N[i, j] = k_i . k_j decayed, j < i
 
@@ -28,49 +28,168 @@ Backward, from do and dh':
     dA = do u^T (j <= i),  dN = -dr u^T (j < i),  dbeta = y . (r - N u)
     d(q exp(since)) = do h^T,  d(k exp(since)) = -dr h^T,  d(k exp(until)) = u dh'^T,  dtotal = exp(total) sum_V h dh'
 
-q and k are two reads that share one decay, with output gradients do and -dr, so each line above is one product over both.
+q and k are two reads that share one decay, with output gradients do and -dr, so most lines are one product over both.
 """
 
+import itertools
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from . import decay
-from .sequences import sequences
+from facade.reference import decay
+from facade.reference.sequences import sequences
+from fla_dispatch import refuse_double_backward
 
 NORM_EPS = 1e-6
-TILE = 64  # rows per chunk inside; a divisor of the public chunk size
-ALIGN = 16  # elements: a cache line of fp32
-SPAN = 1 << 17  # elements of one tensor of a span: what a core's cache holds a few of
+TILE = 32  # rows per chunk inside; divides the public chunk sizes
+SPAN = 1 << 18  # elements of one tensor of a span, so that what a span works on stays in cache
+ALIGN = 16  # elements; a cache line of fp32
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The gate
 
 
 def gate(g, A_log=None, dt_bias=None, lower_bound=None, output_dtype=torch.float32):
-    """Log-space gate from raw ``g [..., HV, K]``; ``A_log [HV]``, ``dt_bias [HV*K]``; differentiable in all three.
+    """Log-space gate of raw ``g [B, T, HV, K]``; ``A_log [HV]``, ``dt_bias [HV*K]``; differentiable in all three.
 
-        lower_bound None:   -exp(A_log) * softplus(g + dt_bias)
-        otherwise:          lower_bound * sigmoid(exp(A_log) * (g + dt_bias)),  A_log None counting as 0
+    lower_bound None:   -exp(A_log) * softplus(g + dt_bias)
+    otherwise:          lower_bound * sigmoid(exp(A_log) * (g + dt_bias)), A_log None counting as 0
 
     Computed in fp32 (fp64 for fp64 ``g``), returned as ``output_dtype``.
     """
-    x, rate = _gate_input(g.to(_compute_dtype(g)), A_log, dt_bias, g.shape[-2:])
+    return _Gate.apply(g, A_log, dt_bias, lower_bound, output_dtype, None)
+
+
+def gate_chunk_cumsum(
+    g, A_log=None, chunk_size=64, scale=None, dt_bias=None, cu_seqlens=None, output_dtype=torch.float32,
+    lower_bound=None,
+):  # fmt: skip
+    """``gate`` summed from the start of each chunk of a sequence through each token, times ``scale``.
+
+    Tokens behind the last sequence of ``cu_seqlens`` give 0.
+    """
+    sums = sequences(g, cu_seqlens, chunk_size, SPAN), 1 if scale is None else scale
+    return _Gate.apply(g, A_log, dt_bias, lower_bound, output_dtype, sums)
+
+
+class _Gate(torch.autograd.Function):
+    """``sums`` is (the walk over the chunks to sum in, factor), or None for the gate itself."""
+
+    @staticmethod
+    def forward(ctx, g, A_log, dt_bias, lower_bound, output_dtype, sums):
+        ctx.save_for_backward(g, A_log, dt_bias)
+        ctx.lower_bound, ctx.sums = lower_bound, sums
+        dtype = _compute_dtype(g)
+        with _no_autocast(g):
+            if sums is None:
+                return _gate(g.to(dtype), A_log, dt_bias, lower_bound).to(output_dtype)
+            walk, factor = sums
+            out = walk.new(g, *g.shape[2:], dtype=output_dtype)
+            for span in walk.spans:
+                rows = span.gather(g, dtype).transpose(1, 2)
+                span.scatter(_gate(rows, A_log, dt_bias, lower_bound).cumsum(1).mul_(factor).transpose(1, 2), out)
+            return out
+
+    @staticmethod
+    def backward(ctx, d):
+        g, A_log, dt_bias = ctx.saved_tensors
+        dtype = _compute_dtype(g)
+        with torch.no_grad(), _no_autocast(g):
+            if ctx.sums is None:
+                dg, *parameters = _gate_backward(g.to(dtype), A_log, dt_bias, ctx.lower_bound, d.to(dtype))
+                parts = [parameters]
+            else:
+                walk, factor = ctx.sums
+                dg, parts = walk.new(g, *g.shape[2:], dtype=dtype), []
+                for span in walk.spans:
+                    rows, drows = (span.gather(x, dtype).transpose(1, 2) for x in (g, d))
+                    drows = drows.flip(1).cumsum(1).flip(1).mul_(factor)
+                    drows, *parameters = _gate_backward(rows, A_log, dt_bias, ctx.lower_bound, drows)
+                    span.scatter(drows.transpose(1, 2), dg)
+                    parts.append(parameters)
+            dA_log, ddt_bias = (
+                None if x is None else sum((part[i] for part in parts), torch.zeros_like(x, dtype=dtype)).to(x.dtype)
+                for i, x in enumerate((A_log, dt_bias))
+            )
+        grads = dg.to(g.dtype), dA_log, ddt_bias
+        return *refuse_double_backward("fused_kda_gate", grads, g, A_log, dt_bias, d), None, None, None
+
+
+def _gate(g, A_log, dt_bias, lower_bound):
+    """The formula of ``gate``, in the dtype of ``g [..., HV, K]`` and by autograd."""
+    x, rate = _gate_input(g, A_log, dt_bias)
     if lower_bound is None:
-        return (-rate * _softplus(x)).to(output_dtype)
-    return (lower_bound * torch.sigmoid(x if rate is None else rate * x)).to(output_dtype)
+        return -rate * _softplus(x)
+    return lower_bound * _sigmoid(x if rate is None else rate * x)
 
 
-def _gate_input(g, A_log, dt_bias, heads):
+def _gate_backward(g, A_log, dt_bias, lower_bound, d):
+    """Gradients of g, A_log and dt_bias, given ``d`` of the gate."""
+    x, rate = _gate_input(g, A_log, dt_bias)
+    if lower_bound is None:
+        dx = -rate * _sigmoid(x) * d
+        dlog_rate = -rate * _softplus(x) * d
+    else:
+        z = x if rate is None else rate * x
+        dz = lower_bound * _sigmoid(z) * _sigmoid(-z) * d
+        dx = dz if rate is None else rate * dz
+        dlog_rate = z * dz
+    dA_log = None if A_log is None else dlog_rate.flatten(0, -3).sum((0, 2)).view(A_log.shape)
+    ddt_bias = None if dt_bias is None else dx.flatten(0, -3).sum(0).view(dt_bias.shape)
+    return dx, dA_log, ddt_bias
+
+
+def _gate_input(g, A_log, dt_bias):
     """(g + dt_bias, exp(A_log)) broadcast over [..., HV, K]."""
-    x = g if dt_bias is None else g + dt_bias.to(g.dtype).view(heads)
+    x = g if dt_bias is None else g + dt_bias.to(g.dtype).view(g.shape[-2:])
     return x, None if A_log is None else A_log.to(g.dtype).view(-1, 1).exp()
 
 
+# torch.sigmoid and softplus round differently in the vector and the scalar part of their loops, so that an element's bits
+# depend on its neighbours. exp and log1p do not.
+
+
+def _sigmoid(x):
+    least = -_EXPONENT[x.dtype]
+    return torch.where(x < least, 0, 1 / (1 + torch.exp(-x.clamp(min=least))))
+
+
 def _softplus(x):
-    return F.softplus(x, threshold=40)  # log1p(exp(x)) is x in fp64 from there on
+    return torch.where(x > 0, x + torch.log1p(torch.exp(-x.clamp(min=0))), torch.log1p(torch.exp(x.clamp(max=0))))
+
+
+_EXPONENT = {torch.float32: 88, torch.float64: 709}  # exp overflows beyond, where its gradient would be inf * 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What all forms share
+
+
+def _no_autocast(x):
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def _compute_dtype(x):
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _norm(x):
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
+
+
+def _norm_backward(x, dunit):
+    inverse = torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
+    unit = x * inverse
+    return (dunit - unit * (unit * dunit).sum(-1, keepdim=True)) * inverse
+
+
+def _aligned(x):
+    """The last dimension padded with zeros to whole cache lines: then a product rounds alike in any batch."""
+    return F.pad(x, (0, -x.shape[-1] % ALIGN)) if x.shape[-1] % ALIGN else x
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -85,72 +204,68 @@ def recurrent(
     """The recurrence of the module docstring, token by token: the oracle. Returns (o, final_state or None).
 
     q, k [B, T, H, K]; v [B, T, HV, V]; g [B, T, HV, K] in log space (raw with use_gate_in_kernel); beta [B, T, HV], or
-    [B, T, HV, V] with a step size per value channel; states [N, HV, K, V] ([N, HV, V, K] with state_v_first). Plain torch
-    operations, differentiable by autograd. ``o`` has q's dtype, the state is fp32 (fp64 when computed in fp64).
+    [B, T, HV, V] with a step size per value channel; states [N, HV, K, V] ([N, HV, V, K] with state_v_first). Plain
+    torch operations, differentiable by autograd. ``o`` has q's dtype, the state is fp32 (fp64 when computed in fp64).
 
-    compute_dtype: fp32, or fp64 for fp64 q, when None. With bf16 or fp16 every vector of a token is rounded to it, while
-    the state stays fp32: the error of this run is what an eager implementation in that dtype would have.
+    compute_dtype: fp32, or fp64 for fp64 q, when None. With bf16 or fp16 every vector of a token is rounded to it,
+    while the state stays fp32: the error of this run is what an eager implementation in that dtype would have.
     """
-    with torch.autocast(q.device.type, enabled=False):
-        compute_dtype = compute_dtype or _compute_dtype(q)
-        state_dtype = torch.float64 if compute_dtype == torch.float64 else torch.float32
-        HV, K, V = g.shape[2], q.shape[3], v.shape[3]
-        out_dtype = q.dtype
-        q, k, v, g, beta = (x.to(state_dtype) for x in (q, k, v, g, beta))
-        if use_gate_in_kernel:
-            g = gate(g, A_log, dt_bias, lower_bound, state_dtype)
-        if use_beta_sigmoid_in_kernel:
-            beta = torch.sigmoid(beta) * (2 if allow_neg_eigval else 1)
-        if use_qk_l2norm_in_kernel:
-            q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS) for x in (q, k))
-        q = q * (K**-0.5 if scale is None else scale)
-        q, k = (x.repeat_interleave(HV // x.shape[2], 2) for x in (q, k))
-        beta = beta if beta.dim() == 4 else beta[..., None]
-        tokens = [x.to(compute_dtype) for x in (q, k, v, decay.bounded_exp(g), beta)]
-
+    with _no_autocast(q):
+        B, T, H, K = q.shape
+        HV, V = v.shape[2:]
+        o_dtype, compute_dtype = q.dtype, compute_dtype or _compute_dtype(q)
+        dtype = torch.float64 if compute_dtype == torch.float64 else torch.float32
         bounds = None if cu_seqlens is None else cu_seqlens.tolist()
-        states = len(q) if bounds is None else len(bounds) - 1
+        end = T if bounds is None else bounds[-1]  # rows behind it belong to no sequence and are never read
+        q, k, v, g, beta = (x[:, :end].to(dtype) for x in (q, k, v, g, beta))
+        if use_gate_in_kernel:
+            g = _gate(g, A_log, dt_bias, lower_bound)
+        if use_beta_sigmoid_in_kernel:
+            beta = _sigmoid(beta) * (2 if allow_neg_eigval else 1)
+        if use_qk_l2norm_in_kernel:
+            q, k = _norm(q), _norm(k)
+        q = q * (K**-0.5 if scale is None else scale)
+        q, k = (x.repeat_interleave(HV // H, 2) for x in (q, k))
+        beta = beta if beta.dim() == 4 else beta[..., None].expand_as(v)
+        tokens = [_aligned(x).to(compute_dtype) for x in (q, k, v, decay.bounded_exp(g), beta)]
         if initial_state is None:
-            S = q.new_zeros(states, HV, K, V)
+            S = q.new_zeros(B if bounds is None else len(bounds) - 1, HV, K, V)
         else:
-            S = initial_state.to(state_dtype)
+            S = initial_state.to(dtype)
             S = S.transpose(-1, -2) if state_v_first else S
+        S = _aligned(_aligned(S).transpose(-1, -2)).transpose(-1, -2)
 
+        lengths = None if bounds is None else [stop - start for start, stop in itertools.pairwise(bounds)]
         if bounds is None:
             o, S = _walk(*tokens, S)
-        elif states and len(lengths := {b - a for a, b in zip(bounds, bounds[1:])}) == 1:  # e.g. decode: one token each
-            o, S = _walk(*(x[0, : bounds[-1]].unflatten(0, (states, *lengths)) for x in tokens), S)
+        elif end and len(set(lengths)) == 1:  # decoding: one token each, all sequences at once
+            o, S = _walk(*(x[0].unflatten(0, (len(lengths), -1)) for x in tokens), S)
             o = o.flatten(0, 1)[None]
         else:
-            runs = [_walk(*(x[:, a:b] for x in tokens), S[n : n + 1]) for n, (a, b) in enumerate(zip(bounds, bounds[1:]))]
+            rows = zip(*(x.split(lengths, 1) for x in tokens), S.split([1] * len(S)))
+            runs = [_walk(*sequence) for sequence in rows]
             o = torch.cat([tokens[2][:, :0], *(o for o, _ in runs)], 1)
             S = torch.cat([S[:0], *(S for _, S in runs)])
-        if o.shape[1] < v.shape[1]:  # rows behind the last sequence
-            o = torch.cat([o, o.new_zeros(1, v.shape[1] - o.shape[1], HV, V)], 1)
-        S = S.transpose(-1, -2).contiguous() if state_v_first else S
-        return o.to(out_dtype), S if output_final_state else None
+        o = F.pad(o[..., :V], (0, 0, 0, 0, 0, T - end)).to(o_dtype)
+        if not output_final_state:
+            return o, None
+        S = S[..., :K, :V]
+        return o, (S.transpose(-1, -2) if state_v_first else S).contiguous()
 
 
-def _walk(q, k, v, decay, beta, S):
-    """One pass over [B, T, HV, ...] from S [B, HV, K, V]; vectors are rounded to the dtype of q, the state is not."""
+def _walk(q, k, v, alpha, beta, S):
+    """Tokens [B, T, HV, ...] from S [B, HV, K, V], alpha = exp(g); vectors are rounded to q's dtype, S is not."""
     B, T, HV, V = v.shape
-    dtype, heads = q.dtype, B * HV
-    rows = [x.transpose(0, 1).reshape(T, heads, 1, x.shape[-1]).unbind() for x in (q, k, v, beta)]
-    columns = [x.transpose(0, 1).reshape(T, heads, x.shape[-1], 1).unbind() for x in (k, decay)]
-    state = S.reshape(heads, *S.shape[2:])
-    wide = state.dtype
-    outputs = []
-    for q_t, k_t, v_t, beta_t, k_column, decay_t in zip(*rows, *columns):
-        state = state * decay_t.to(wide)
-        if dtype == wide:
-            u = beta_t * torch.baddbmm(v_t, k_t, state, alpha=-1)
-            state = torch.baddbmm(state, k_column, u)
-            outputs.append(torch.bmm(q_t, state))
-        else:
-            u = beta_t * (v_t - torch.bmm(k_t.to(wide), state).to(dtype))
-            state = torch.baddbmm(state, k_column.to(wide), u.to(wide))
-            outputs.append(torch.bmm(q_t.to(wide), state).to(dtype))
-    o = torch.stack(outputs).view(T, B, HV, V).transpose(0, 1) if outputs else v[:, :0]
+    narrow, wide, heads = q.dtype, S.dtype, B * HV
+    rows = [x.transpose(0, 1).reshape(T, heads, 1, x.shape[3]).unbind() for x in (q, k, v, beta)]
+    columns = [x.transpose(0, 1).reshape(T, heads, x.shape[3], 1).unbind() for x in (k, alpha)]
+    state, outputs = S.flatten(0, 1), []
+    for q_t, k_t, v_t, beta_t, k_column, alpha_t in zip(*rows, *columns):
+        state = alpha_t.to(wide) * state
+        u = beta_t * (v_t - torch.bmm(k_t.to(wide), state).to(narrow))
+        state = torch.baddbmm(state, k_column.to(wide), u.to(wide))
+        outputs.append(torch.bmm(q_t.to(wide), state).to(narrow))
+    o = torch.stack(outputs).view(T, B, HV, V).transpose(0, 1) if outputs else v
     return o, state.view(S.shape)
 
 
@@ -160,27 +275,28 @@ def _walk(q, k, v, decay, beta, S):
 
 def chunk(
     q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-    use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, safe_gate=False, lower_bound=None,
-    disable_recompute=False, return_intermediate_states=False, state_v_first=False, cu_seqlens=None, *, A_log=None,
-    dt_bias=None, chunk_size=64,
+    use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, safe_gate=False,
+    lower_bound=None, disable_recompute=False, return_intermediate_states=False, state_v_first=False, cu_seqlens=None,
+    *, A_log=None, dt_bias=None, chunk_size=64,
 ):  # fmt: skip
     """The same function as ``recurrent``, in chunks, with its own backward. Returns (o, final_state or None).
 
     With return_intermediate_states also h [B, NT, HV, K, V] in k's dtype, the states at the starts of the chunks of
     ``chunk_size`` tokens (packed: B = 1, NT = sum of ceil(length / chunk_size)); h carries no gradient.
 
-    Exact for any gate, so safe_gate changes nothing. Arithmetic in fp32 (fp64 for fp64 q) whatever the ambient autocast;
-    ``o`` has q's dtype, the final state is fp32 (fp64), every gradient has the dtype of its input.
+    Exact for any gate, so safe_gate changes nothing. Arithmetic in fp32 (fp64 for fp64 q) whatever the ambient
+    autocast; ``o`` has q's dtype, the final state is fp32 (fp64), every gradient has the dtype of its input.
 
-    Saved for backward: the inputs and three C x C matrices per chunk (A, N, R); states and decays are recomputed. With
-    disable_recompute everything that backward reads is saved.
+    Saved for backward: the inputs, the matrices A, N and R of each chunk (3 C numbers per token and head, C = 32) and
+    the state at the start of each span; the rest is recomputed span by span. With disable_recompute everything that
+    backward reads is saved, about twenty times the size of q.
     """
     options = _Options(
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
         final=output_final_state, norm=use_qk_l2norm_in_kernel, gate=use_gate_in_kernel,
         sigmoid=use_beta_sigmoid_in_kernel, beta_max=2 if allow_neg_eigval else 1, lower_bound=lower_bound,
-        keep=disable_recompute, every=chunk_size if return_intermediate_states else None, v_first=state_v_first,
-        tile=min(TILE, chunk_size),
+        grad=torch.is_grad_enabled(), keep=disable_recompute, tile=min(TILE, chunk_size), v_first=state_v_first,
+        every=chunk_size if return_intermediate_states else None,
     )  # fmt: skip
     o, S, h = _Chunk.apply(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, options)
     return (o, S, h) if return_intermediate_states else (o, S)
@@ -196,6 +312,7 @@ class _Options(NamedTuple):
     final: bool  # return the final state
     v_first: bool  # states are [V, K]
     every: int | None  # return the states at multiples of this many tokens
+    grad: bool  # backward may come
     keep: bool  # save everything that backward reads
     tile: int  # rows per chunk
 
@@ -233,80 +350,69 @@ class _States(NamedTuple):
 
 
 class _Chunk(torch.autograd.Function):
+    """One Function on the raw arguments, so that it differentiates where autograd sees nothing but Functions."""
+
     @staticmethod
     def forward(ctx, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, options):
         inputs = _Inputs(q, k, v, g, beta, initial_state, A_log, dt_bias)
-        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-            layout = _layout(inputs, cu_seqlens, options)
-            o = layout.new(q, *v.shape[2:], dtype=q.dtype)
-            S = _enter(layout, initial_state, inputs, options)
+        B, K, V = len(q), q.shape[3], v.shape[3]
+        with torch.no_grad(), _no_autocast(q):
+            walk = _walk_of(inputs, cu_seqlens, options)
+            o = walk.new(q, *v.shape[2:], dtype=q.dtype)
+            S = _enter(walk, initial_state, inputs, options)
             kept, starts = [], []
-            for span in layout.spans:
+            for span in walk.spans:
                 state = S[span.states].flatten(0, 1)
                 start = state.clone()
                 rows = _rows(span, inputs, options)
                 tree = list(decay.levels(rows.g))
                 pairs = decay.pair(rows.reads, rows.keys, tree)
-                pairs[:, 1].diagonal(dim1=1, dim2=2).zero_()
+                pairs[:, 1].diagonal(dim1=1, dim2=2).zero_()  # N is strict
                 inverse = None if _per_channel(rows) else decay.unit_lower_inverse(rows.beta * pairs[:, 1])
                 states = _scan(span, rows, tree[-1], pairs, inverse, state)
                 read = torch.bmm(pairs[:, 0], states.u).baddbmm_(states.reads[:, 0], states.h)
-                span.scatter(_by_slot(span, read)[..., : v.shape[3]], o)
-                kept += [pairs, inverse, start]
-                if options.keep:
-                    kept += [*rows, *states, *(x for level in tree for x in level)]
+                span.scatter(_by_slot(span, read)[..., :V], o)
+                if options.grad and any(ctx.needs_input_grad):
+                    kept += [pairs, inverse, start]
+                    if options.keep:
+                        kept += [*rows, *states, *itertools.chain.from_iterable(tree)]
                 if options.every:
-                    starts.append(_by_slot(span, states.h)[..., : q.shape[3], : v.shape[3]])
+                    starts.append(_by_slot(span, states.h)[..., :K, :V])
             h = None
             if options.every:
-                h = layout.starts(starts, options.every).to(k.dtype).unflatten(0, (len(q), -1))
-                h = h.transpose(-1, -2).contiguous() if options.v_first else h
+                h = walk.starts(starts, options.every, S[..., :K, :V]).to(k.dtype)
+                h = _oriented(h.unflatten(0, (B, len(h) // max(B, 1))), options)
                 ctx.mark_non_differentiable(h)
-            S = _leave(layout, S, inputs, options) if options.final else None
+            S = _leave(walk, S, inputs, options) if options.final else None
         ctx.set_materialize_grads(False)
-        ctx.layout, ctx.options = layout, options
+        ctx.walk, ctx.options = walk, options
         ctx.save_for_backward(*inputs, *kept)
         return o, S, h
 
     @staticmethod
     def backward(ctx, do, dS, dh):
-        inputs, kept = _Inputs(*ctx.saved_tensors[: len(_Inputs._fields)]), ctx.saved_tensors[len(_Inputs._fields) :]
-        with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
-            grads = _chunk_backward(ctx.layout, ctx.options, inputs, kept, do, dS)
-        grads = [x if needed else None for x, needed in zip(grads, ctx.needs_input_grad)]
-        if torch.is_grad_enabled():
-            grads = _FirstOrder.apply(len(grads), *grads, *inputs, do, dS)
-        return *grads, None, None
+        saved, fields = ctx.saved_tensors, len(_Inputs._fields)
+        inputs, kept = _Inputs(*saved[:fields]), saved[fields:]
+        with torch.no_grad(), _no_autocast(inputs.q):
+            grads = _chunk_backward(ctx.walk, ctx.options, inputs, kept, do, dS)
+        grads = tuple(x if needed else None for x, needed in zip(grads, ctx.needs_input_grad))
+        return *refuse_double_backward("chunk_kda", grads, *inputs, do, dS), None, None
 
 
-class _FirstOrder(torch.autograd.Function):
-    """Hands gradients through and refuses to differentiate them."""
-
-    @staticmethod
-    def forward(ctx, count, *tensors):
-        return tuple(None if x is None else x.view_as(x) for x in tensors[:count])
-
-    @staticmethod
-    def backward(ctx, *grads):
-        raise RuntimeError(
-            "the chunk form of KDA has first derivatives only; for second derivatives differentiate "
-            "facade.reference.kda.recurrent, which is plain autograd"
-        )
-
-
-def _chunk_backward(layout, options, inputs, kept, do, dS):
+def _chunk_backward(walk, options, inputs, kept, do, dS):
     """Gradients of all inputs, span by span from the last."""
     q, k, v, g, beta, initial_state, A_log, dt_bias = inputs
     dtype = _compute_dtype(q)
-    grads = [layout.new(x, *x.shape[2:], dtype=x.dtype) for x in (q, k, v, g, beta)]
+    grads = [walk.new(x, *x.shape[2:], dtype=x.dtype) for x in (q, k, v, g, beta)]
     dA_log, ddt_bias = (None if x is None else torch.zeros_like(x, dtype=dtype) for x in (A_log, dt_bias))
-    dS = _enter(layout, dS, inputs, options)
-    per_span = len(kept) // max(len(layout.spans), 1)
-    for index, span in reversed(list(enumerate(layout.spans))):
+    dS = _enter(walk, dS, inputs, options)
+    per_span = len(kept) // max(len(walk.spans), 1)
+    for index, span in reversed(list(enumerate(walk.spans))):
         pairs, inverse, start, *rest = kept[index * per_span : (index + 1) * per_span]
         if rest:
-            rows, states, flat = _Rows(*rest[:5]), _States(*rest[5:11]), rest[11:]
-            tree = list(zip(flat[::2], flat[1::2]))
+            rest = iter(rest)
+            rows, states = (kind(*itertools.islice(rest, len(kind._fields))) for kind in (_Rows, _States))
+            tree = list(zip(rest, rest))
         else:
             rows = _rows(span, inputs, options)
             tree = list(decay.levels(rows.g))
@@ -318,28 +424,28 @@ def _chunk_backward(layout, options, inputs, kept, do, dS):
             dA_log += dA_log_part
         if ddt_bias_part is not None:
             ddt_bias += ddt_bias_part
-    dS0 = None if initial_state is None else _leave(layout, dS, inputs, options).to(initial_state.dtype)
+    dS = None if initial_state is None else _leave(walk, dS, inputs, options).to(initial_state.dtype)
     dA_log, ddt_bias = (None if x is None else d.to(x.dtype) for x, d in ((A_log, dA_log), (dt_bias, ddt_bias)))
-    return *grads, dS0, dA_log, ddt_bias
+    return *grads, dS, dA_log, ddt_bias
 
 
 def _rows(span, inputs, options):
-    """Gathers the rows of a span, activated, normalised and scaled."""
+    """Gathers the rows of a span; activates, aligns, normalises and scales them."""
     q, k, v, g, beta, initial_state, A_log, dt_bias = inputs
     dtype, group = _compute_dtype(q), g.shape[2] // q.shape[2]
     q, k, v, g, beta = (span.gather(x if x.dim() == 4 else x[..., None], dtype) for x in (q, k, v, g, beta))
     if options.gate:
-        g = gate(g.transpose(1, 2), A_log, dt_bias, options.lower_bound, dtype).transpose(1, 2).contiguous()
+        g = _gate(g.transpose(1, 2), A_log, dt_bias, options.lower_bound).transpose(1, 2).contiguous()
         span.clear(g)
-    q, k, v, g = (_aligned(x) for x in (q, k, v, g))
-    beta = _aligned(beta) if beta.shape[-1] > 1 else beta
-    if options.norm:
-        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS) for x in (q, k))
-    q *= options.scale
+    if options.sigmoid:
+        beta = _sigmoid(beta) * options.beta_max
+    q, k, v, g = _aligned(q), _aligned(k), _aligned(v), _aligned(g)
+    beta = _aligned(beta) if beta.shape[3] > 1 else beta
     if span.first and initial_state is None:
         g[: span.counts[0], :, 0] = 0  # there is nothing to forget yet
-    if options.sigmoid:
-        beta = torch.sigmoid(beta) * options.beta_max
+    if options.norm:
+        q, k = _norm(q), _norm(k)
+    q = q * options.scale
     if group > 1:
         q, k = (x.repeat_interleave(group, 1) for x in (q, k))
     q, k, v, g, beta = (x.flatten(0, 1) for x in (q, k, v, g, beta))
@@ -347,7 +453,7 @@ def _rows(span, inputs, options):
 
 
 def _rows_backward(span, options, inputs, rows, dreads, dkeys, dv, dg, dbeta, grads):
-    """Scatters the gradients of q, k, v, g, beta into ``grads``; returns those of A_log and dt_bias, summed over the span."""
+    """Scatters the gradients of q, k, v, g, beta into ``grads``; returns those of A_log and dt_bias, of this span."""
     q, k, v, g, beta, _, A_log, dt_bias = inputs
     dtype, group = _compute_dtype(q), g.shape[2] // q.shape[2]
     dq, dk, dv, dg, dbeta = (_by_slot(span, x) for x in (dreads[:, 0], dkeys.add_(dreads[:, 1]), dv, dg, dbeta))
@@ -357,8 +463,8 @@ def _rows_backward(span, options, inputs, rows, dreads, dkeys, dv, dg, dbeta, gr
     if options.norm:
         dq, dk = (_norm_backward(_aligned(span.gather(x, dtype)), dx) for x, dx in ((q, dq), (k, dk)))
     dA_log = ddt_bias = None
-    dg = dg[..., : g.shape[3]]
     if options.gate:
+        dg = dg[..., : g.shape[3]]
         span.clear(dg)
         raw = span.gather(g, dtype).transpose(1, 2)
         dg, dA_log, ddt_bias = _gate_backward(raw, A_log, dt_bias, options.lower_bound, dg.transpose(1, 2))
@@ -370,28 +476,6 @@ def _rows_backward(span, options, inputs, rows, dreads, dkeys, dv, dg, dbeta, gr
         x = x if x.dim() == 4 else x[..., None]
         span.scatter(d[..., : x.shape[3]], x)
     return dA_log, ddt_bias
-
-
-def _norm_backward(x, dunit):
-    inverse = torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
-    unit = x * inverse
-    return (dunit - unit * (unit * dunit).sum(-1, keepdim=True)) * inverse
-
-
-def _gate_backward(g, A_log, dt_bias, lower_bound, d):
-    """Gradients of g, A_log, dt_bias through ``gate``; g and d [..., HV, K]."""
-    x, rate = _gate_input(g, A_log, dt_bias, g.shape[-2:])
-    if lower_bound is None:
-        dx = -rate * torch.sigmoid(x) * d
-        dlog_rate = -rate * _softplus(x) * d
-    else:
-        z = x if rate is None else rate * x
-        dz = lower_bound * torch.sigmoid(z) * torch.sigmoid(-z) * d
-        dx = dz if rate is None else rate * dz
-        dlog_rate = z * dz
-    dA_log = None if A_log is None else dlog_rate.sum(-1).flatten(0, -2).sum(0).view(A_log.shape)
-    ddt_bias = None if dt_bias is None else dx.flatten(0, -3).sum(0).view(dt_bias.shape)
-    return dx, dA_log, ddt_bias
 
 
 def _scan(span, rows, top, pairs, inverse, S):
@@ -421,11 +505,10 @@ def _scan(span, rows, top, pairs, inverse, S):
 
 
 def _span_backward(span, rows, tree, pairs, inverse, states, do, dS):
-    """Gradients of reads, keys, v, g, beta; ``dS`` enters as the gradient behind the span and ends as that before it."""
+    """Gradients of reads, keys, v, g, beta; ``dS`` enters as the gradient behind the span, ends as that before it."""
     n, C, V = rows.v.shape
-    dout = rows.v.new_zeros(n, 2, C, V)  # do and -dr
-    if do is not None:
-        dout[:, 0] = do
+    dout = rows.v.new_empty(n, 2, C, V)  # do and -dr
+    dout[:, 0] = 0 if do is None else do
     du = torch.bmm(pairs[:, 0].transpose(1, 2), dout[:, 0])
     dend = torch.empty_like(states.h)
     y = torch.empty_like(rows.v)
@@ -480,7 +563,7 @@ def _per_channel(rows):
     return rows.beta.shape[-1] > 1
 
 
-def _layout(inputs, cu_seqlens, options):
+def _walk_of(inputs, cu_seqlens, options):
     q, v = inputs.q, inputs.v
     chunk = options.tile * v.shape[2] * max(q.shape[3], v.shape[3])
     return sequences(q, cu_seqlens, options.tile, max(1, SPAN // chunk))
@@ -496,22 +579,20 @@ def _by_step(span, *tensors):
     return list(zip(*(x.split([count * heads for count in span.counts]) for x in tensors)))
 
 
-def _aligned(x):
-    """The last dimension padded with zeros to whole cache lines: then products of any batch size round alike."""
-    return F.pad(x, (0, -x.shape[-1] % ALIGN)) if x.shape[-1] % ALIGN else x
+def _oriented(state, options):
+    """[..., K, V] from or to the orientation of the caller."""
+    return state.transpose(-1, -2).contiguous() if options.v_first else state
 
 
-def _enter(layout, state, inputs, options):
+def _enter(walk, state, inputs, options):
     """A new state [N, HV, K, V] in the order of the walk, K and V aligned; zeros when ``state`` is None."""
     q, v = inputs.q, inputs.v
     K, V = (-(-x.shape[3] // ALIGN) * ALIGN for x in (q, v))
-    S = q.new_zeros(len(layout.lengths), v.shape[2], K, V, dtype=_compute_dtype(q))
+    S = q.new_zeros(len(walk.lengths), v.shape[2], K, V, dtype=_compute_dtype(q))
     if state is not None:
-        state = state.transpose(-1, -2) if options.v_first else state
-        S[..., : q.shape[3], : v.shape[3]] = layout.enter(state)
+        S[..., : q.shape[3], : v.shape[3]] = _oriented(walk.enter(state), options)
     return S
 
 
-def _leave(layout, S, inputs, options):
-    S = layout.leave(S[..., : inputs.q.shape[3], : inputs.v.shape[3]])
-    return (S.transpose(-1, -2) if options.v_first else S).contiguous()
+def _leave(walk, S, inputs, options):
+    return _oriented(walk.leave(S)[..., : inputs.q.shape[3], : inputs.v.shape[3]], options).contiguous()

@@ -24,17 +24,20 @@ def sequences(x, cu_seqlens, size, limit):
 class Sequences:
     """``spans``; ``lengths`` in the caller's order, on the host; the methods below.
 
-        enter(state)           [N, ...] in the order of the walk
-        leave(state)           back to the caller's order
-        new(x, *dims, dtype)   an output [B, T, *dims] for the spans to scatter into; rows of no sequence are 0
+    enter(state)           [N, ...] in the order of the walk
+    leave(state)           back to the caller's order
+    new(x, *dims, dtype)   an output [B, T, *dims] for the spans to scatter into; rows of no sequence are 0
     """
 
-    def starts(self, parts, every):
-        """Of ``parts``, one [slots, ...] per span, the chunks that begin at a multiple of ``every`` tokens, by sequence."""
+    def starts(self, parts, every, state):
+        """Sequence by sequence, the chunks that begin at a multiple of ``every`` tokens: [chunks, ...].
+
+        ``parts`` holds one [slots, ...] per span, shaped beyond that like ``state [N, ...]``.
+        """
         ratio = every // self.size
         chunks = (self.lengths + every - 1) // every
         first = chunks.cumsum(0) - chunks
-        out = parts[0].new_empty(int(chunks.sum()), *parts[0].shape[1:])
+        out = state.new_empty(int(chunks.sum()), *state.shape[1:])
         for span, part in zip(self.spans, parts):
             slots = (span.steps % ratio == 0).nonzero().flatten()
             target = first[span.sequences[slots]] + span.steps[slots] // ratio
@@ -101,14 +104,14 @@ class Packed(Sequences):
 class Span:
     """A piece of the walk.
 
-        states                 slice of the states, in the order of the walk
-        first                  whether it starts its sequences
-        counts                 sequences alive at each of its steps; never increasing
-        slots                  their sum
-        sequences, steps       of each slot, on the host, in the caller's order
-        gather(x, dtype)       [B, T, H, D] -> [slots, H, C, D]
-        scatter(y, x)          [slots, H, C, D] into x [B, T, H, D]
-        clear(y)               0 for the rows of y [slots, H, C, D] that hold no token, in place
+    states                 slice of the states, in the order of the walk
+    first                  whether it starts its sequences
+    counts                 sequences alive at each of its steps; never increasing
+    slots                  their sum
+    sequences, steps       of each slot, on the host, in the caller's order
+    gather(x, dtype)       [B, T, H, D] -> a new [slots, H, C, D]
+    scatter(y, x)          [slots, H, C, D] into x [B, T, H, D]
+    clear(y)               0 for the rows of y [slots, H, C, D] that hold no token, in place
     """
 
 

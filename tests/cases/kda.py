@@ -1,12 +1,15 @@
 """Kimi Delta Attention: how to make inputs, and what is right."""
 
 import torch
-from facade import reference
-from facade.ops.kda import chunk_kda, fused_kda_gate, fused_recurrent_kda, kda_gate_chunk_cumsum
+from harness.hazard import collect
 from harness.subject import Subject
 
-CHUNK_ONLY = ("safe_gate", "disable_recompute", "return_intermediate_states", "cu_seqlens_cpu", "cp_context", "use_graph",
-              "max_num_seqs", "chunk_size")
+from cases import kda_gates, kda_rule, packed, states, tokens, training
+from facade import reference
+from facade.ops.kda import chunk_kda, fused_kda_gate, fused_recurrent_kda, kda_gate_chunk_cumsum
+
+CHUNK_ONLY = ("safe_gate", "disable_recompute", "return_intermediate_states", "cu_seqlens_cpu", "cp_context",
+              "use_graph", "max_num_seqs", "chunk_size")
 
 
 def make(name: str, shape, options, generator) -> torch.Tensor:
@@ -15,7 +18,7 @@ def make(name: str, shape, options, generator) -> torch.Tensor:
     if name in ("q", "k"):
         return x if options.get("use_qk_l2norm_in_kernel") else torch.nn.functional.normalize(x, dim=-1)
     if name == "g":
-        return x if options.get("use_gate_in_kernel", True) else torch.nn.functional.logsigmoid(3 * x)
+        return x if options.get("use_gate_in_kernel") else torch.nn.functional.logsigmoid(3 * x)
     if name == "beta":
         return x if options.get("use_beta_sigmoid_in_kernel") else torch.rand(shape, generator=generator)
     if name == "A_log":
@@ -23,6 +26,11 @@ def make(name: str, shape, options, generator) -> torch.Tensor:
     if name == "initial_state":
         return x / 2
     return x
+
+
+def make_raw(name: str, shape, options, generator) -> torch.Tensor:
+    """The same for operators that compute the gate."""
+    return make(name, shape, {"use_gate_in_kernel": True}, generator)
 
 
 def recurrence(function: str, arguments: dict, dtype: torch.dtype):
@@ -51,12 +59,26 @@ def gate(function: str, arguments: dict, dtype: torch.dtype):
 
 
 RECURRENCE_AXES = {"scale": [None, 0.3], "lower_bound": [None, -5.0], "chunk_size": [64, 32]}
+ACTIVATIONS = {"use_gate_in_kernel": True, "A_log": True, "dt_bias": True, "use_qk_l2norm_in_kernel": True,
+               "use_beta_sigmoid_in_kernel": True}
+RECURRENCE_VARIANTS = {
+    "given": {},
+    "activated": ACTIVATIONS,
+    "bounded": {**ACTIVATIONS, "allow_neg_eigval": True, "lower_bound": -5.0, "safe_gate": True, "chunk_size": 32},
+}
+GATE_VARIANTS = {
+    "softplus": {"A_log": True, "dt_bias": True},
+    "bounded": {"A_log": True, "dt_bias": True, "lower_bound": -5.0},
+    "without_rate": {"lower_bound": -5.0},
+}
+HAZARDS = collect(tokens, packed, states, training, kda_gates, kda_rule)
 
 SUBJECTS = (
     Subject("chunk_kda", (chunk_kda,), make, recurrence, RECURRENCE_AXES,
-            excluded=frozenset({"return_intermediate_states"})),
-    Subject("fused_recurrent_kda", (fused_recurrent_kda,), make, recurrence, RECURRENCE_AXES),
-    Subject("kda_gate", (fused_kda_gate, kda_gate_chunk_cumsum), make, gate,
+            excluded=frozenset({"return_intermediate_states"}), variants=RECURRENCE_VARIANTS, hazards=HAZARDS),
+    Subject("fused_recurrent_kda", (fused_recurrent_kda,), make, recurrence, RECURRENCE_AXES,
+            variants=RECURRENCE_VARIANTS, hazards=HAZARDS),
+    Subject("kda_gate", (fused_kda_gate, kda_gate_chunk_cumsum), make_raw, gate,
             {"lower_bound": [None, -5.0], "scale": [None, 1.442695], "chunk_size": [64, 32],
-             "output_dtype": [torch.float32]}),
+             "output_dtype": [torch.float32]}, variants=GATE_VARIANTS, hazards=HAZARDS),
 )

@@ -222,6 +222,8 @@ TABLE = [
             "chunk_kda: `output_final_state` must be bool, not int 2"),
     Message("wrong_option", TypeError, chunk(chunk_size=64.0),
             "chunk_kda: `chunk_size` must be int, not float 64.0"),
+    Message("wrong_option", TypeError, chunk(chunk_size=True),
+            "chunk_kda: `chunk_size` must be int, not bool True"),
     Message("wrong_option", TypeError, chunk(chunk_size=None),
             "chunk_kda: `chunk_size` must be int, not NoneType None"),
     Message("wrong_option", TypeError, gate(output_dtype="float32"),
@@ -454,8 +456,9 @@ def test_message(message, monkeypatch):
 
 
 def test_table_holds_every_message():
+    """Every public function of errors.py but ``warn``, which only says where."""
     public = {name for name, member in vars(errors).items() if inspect.isfunction(member) and not name.startswith("_")}
-    assert public == {message.written_by for message in TABLE}
+    assert public - {"warn"} == {message.written_by for message in TABLE}
 
 
 def test_what_the_interpreter_says_itself():

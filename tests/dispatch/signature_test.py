@@ -29,8 +29,9 @@ def words(parameters) -> str:
 
 
 def snapshot(name):
-    """(name, kind, default) of every parameter that ``fla.ops`` names, less its ``**kwargs``."""
-    return [(p["name"], p["kind"], p.get("default")) for p in SNAPSHOT[name]["parameters"] if p["kind"] != "var_keyword"]
+    """(name, kind, default) of every parameter of ``fla.ops``, less its ``**kwargs``."""
+    named = [p for p in SNAPSHOT[name]["parameters"] if p["kind"] != "var_keyword"]
+    return [(p["name"], p["kind"], p.get("default")) for p in named]
 
 
 def ours(function):

@@ -44,8 +44,11 @@ def ceiling(tolerance: str, name: str, dtype: torch.dtype) -> float:
 
 
 def deviation(x: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """|x - reference| in fp64. What lies below the spacing of x's smallest numbers is rounding no one can avoid."""
+    """|x - reference| in fp64. What lies below the spacing of x's smallest numbers is rounding no one can avoid; and
+    fp32 arithmetic may flush what lies below its normal numbers."""
     spacing = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
+    if x.dtype != torch.float64:
+        spacing = max(spacing, torch.finfo(torch.float32).smallest_normal)
     away = (x.double().cpu() - reference.double().cpu()).abs()
     return away.masked_fill(away <= spacing, 0)
 

@@ -11,7 +11,7 @@ CANARY = -1.5e4
 
 @contextmanager
 def poisoned_allocations():
-    """Fill every ``torch.empty``, ``empty_like`` and ``new_empty`` with NaN between guards; check the guards at the end.
+    """Fill every ``torch.empty``, ``empty_like``, ``new_empty`` with NaN between guards; check the guards at the end.
 
     Integer and boolean allocations are filled with their largest value.
     """
@@ -45,7 +45,8 @@ def poisoned_allocations():
 
     def poisoned_empty_like(tensor, *, dtype=None, device=None, **options):
         options.pop("memory_format", None)
-        return poisoned_empty(tuple(tensor.shape), dtype=dtype or tensor.dtype, device=device or tensor.device, **options)
+        return poisoned_empty(tuple(tensor.shape), dtype=dtype or tensor.dtype, device=device or tensor.device,
+                              **options)
 
     def poisoned_new_empty(tensor, *size, dtype=None, device=None, **options):
         return poisoned_empty(*size, dtype=dtype or tensor.dtype, device=device or tensor.device, **options)

@@ -1,4 +1,4 @@
-"""Kernels, the calls that launch them, and where the two disagree. Reads syntax trees; imports no toolchain.
+"""The calls that launch kernels, and where the two disagree. Reads syntax trees; imports no toolchain.
 
 A launch is one of
 
@@ -13,39 +13,16 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tools.audit.kernels import FUNCTIONS, Kernel, called, enclosing, enclosing_kernel, jit_of, kernels_in, last_name
 from tools.repository import Source, nearest
 
-# Keywords of a launch that its compiler takes; a kernel that has one among its parameters is given its value.
+# Keywords of a launch that its compiler takes, and those among them that a kernel may have as parameters too.
 LAUNCH_OPTIONS = frozenset(
     "grid warmup stream num_warps num_stages num_ctas maxnreg cluster_dims enable_fp_fusion launch_cooperative_grid "
     "launch_pdl debug sanitize_overflow instrumentation_mode waves_per_eu matrix_instr_nonkdim kpack schedule_hint "
     "multibuffer extern_libs".split()
 )
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-@dataclass(frozen=True)
-class Parameter:
-    name: str
-    constexpr: bool
-    has_default: bool
-    node: ast.arg = field(compare=False)
-
-
-@dataclass(frozen=True)
-class Kernel:
-    name: str
-    source: Source = field(repr=False)
-    node: ast.FunctionDef = field(repr=False)
-    toolchain: str  # the last name before `.jit`: "triton", "gluon", "tilelang"
-    parameters: tuple[Parameter, ...]
-    tuned: frozenset[str]  # given by autotune's configurations
-    derived: frozenset[str]  # given by heuristics
-    tuned_by_unknown: bool  # there are configurations that cannot be read here
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(p.name for p in self.parameters)
+HANDED_ON = frozenset({"num_warps", "num_stages", "num_ctas"})
 
 
 @dataclass(frozen=True)
@@ -69,8 +46,10 @@ class Launch:
     def disagreements(self) -> list[str]:
         """Every way in which the arguments fit no kernel that is meant."""
         if self.without_grid:
-            return [f"`{self.kernels[0].name}` is a kernel and is called without a grid: write "
-                    f"{self.kernels[0].name}[grid](...)"]
+            return [
+                f"`{self.kernels[0].name}` is a kernel and is called without a grid: write "
+                f"{self.kernels[0].name}[grid](...)"
+            ]
         every = [list(_disagreements(self, kernel)) for kernel in self.kernels]
         return [] if any(not found for found in every) else every[0]
 
@@ -97,84 +76,14 @@ def _disagreements(launch: Launch, kernel: Kernel) -> Iterator[str]:
         yield f"`{name}` is given by the launch and by autotune"
     if starred is not None or any(keyword.arg is None for keyword in launch.keywords):
         return
-    provided = by_position | given | kernel.tuned | kernel.derived | LAUNCH_OPTIONS
-    missing = [p.name for p in kernel.parameters if p.name not in provided and not p.has_default
-               and not (p.constexpr and kernel.tuned_by_unknown)]
+    provided = by_position | given | kernel.tuned | kernel.derived | HANDED_ON
+    missing = [
+        p.name
+        for p in kernel.parameters
+        if p.name not in provided and not p.has_default and not (p.constexpr and kernel.tuned_by_unknown)
+    ]
     if missing:
         yield f"{', '.join(f'`{name}`' for name in missing)} of {where} is not given"
-
-
-# --- kernels ---------------------------------------------------------------------------------------------------------
-
-
-def kernels_in(source: Source) -> Iterator[Kernel]:
-    for node in ast.walk(source.tree):
-        if isinstance(node, FUNCTIONS) and (toolchain := jit_of(node)):
-            tuned, derived, unknown = set(), set(), False
-            for decorator in node.decorator_list:
-                if _called(decorator) == "autotune":
-                    keys = _configured(source, decorator)
-                    tuned, unknown = tuned | keys, unknown or not keys
-                elif _called(decorator) == "heuristics":
-                    derived |= {key.value for value in decorator.args for key in _dict_keys(source, value)}
-            yield Kernel(node.name, source, node, toolchain, _parameters(node), frozenset(tuned), frozenset(derived),
-                         unknown)
-
-
-def jit_of(node: ast.FunctionDef) -> str | None:
-    """The toolchain whose ``jit`` decorates a function."""
-    for decorator in node.decorator_list:
-        target = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if last_name(target) == "jit":
-            return last_name(target.value) if isinstance(target, ast.Attribute) else "triton"
-    return None
-
-
-def last_name(node: ast.AST) -> str | None:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
-
-
-def _called(node: ast.AST) -> str | None:
-    return last_name(node.func) if isinstance(node, ast.Call) else None
-
-
-def _parameters(node: ast.FunctionDef) -> tuple[Parameter, ...]:
-    arguments = node.args.posonlyargs + node.args.args
-    without = len(arguments) - len(node.args.defaults)
-    listed = [(argument, i >= without) for i, argument in enumerate(arguments)]
-    listed += [(a, d is not None) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
-    return tuple(Parameter(a.arg, a.annotation is not None and "constexpr" in ast.unparse(a.annotation), default, a)
-                 for a, default in listed)
-
-
-def _configured(source: Source, decorator: ast.Call) -> set[str]:
-    """Meta-parameters in the configurations of ``autotune``; they may stand in a variable or a function beside it."""
-    values = [*decorator.args[:1], *(k.value for k in decorator.keywords if k.arg == "configs")]
-    names = {last_name(node) for value in values for node in ast.walk(value)}
-    values += [node for node in source.tree.body if isinstance(node, FUNCTIONS) and node.name in names]
-    values += [node.value for node in source.tree.body if isinstance(node, ast.Assign)
-               and any(last_name(target) in names for target in node.targets)]
-    found = set()
-    for node in (node for value in values for node in ast.walk(value)):
-        if _called(node) == "Config":
-            meta = node.args[:1] + [k.value for k in node.keywords if k.arg == "kwargs"]
-            found |= {key.value for value in meta for key in _dict_keys(source, value)}
-    return found
-
-
-def _dict_keys(source: Source, value: ast.expr) -> Iterator[ast.Constant]:
-    """Keys of ``{"A": 1}``, of ``dict(A=1)``, or of a variable beside it that holds one."""
-    if isinstance(value, ast.Dict):
-        yield from (key for key in value.keys if isinstance(key, ast.Constant))
-    elif _called(value) == "dict":
-        yield from (ast.Constant(keyword.arg) for keyword in value.keywords if keyword.arg)
-    elif isinstance(value, ast.Name):
-        for node in source.tree.body:
-            if isinstance(node, ast.Assign) and any(last_name(target) == value.id for target in node.targets):
-                yield from _dict_keys(source, node.value) if not isinstance(node.value, ast.Name) else ()
-
-
-# --- launches --------------------------------------------------------------------------------------------------------
 
 
 class Index:
@@ -205,7 +114,7 @@ class Index:
         if isinstance(function, ast.Subscript):
             if found := self.resolve(source, function.value):
                 yield self._launch(source, call, found, call.args, call.keywords)
-            elif inside is None and not _is_parameter(function.value):
+            elif function is call.func and inside is None and not _is_parameter(function.value):
                 self.unknown.append((source, call))
         elif isinstance(function, ast.Attribute) and function.attr in ("run", "warmup"):
             if found := self.resolve(source, function.value):
@@ -230,11 +139,16 @@ class Index:
             spelled += value.value.elts if literal else [value]
         named = []
         for keyword in keywords:
-            if keyword.arg is None and isinstance(keyword.value, ast.Dict) and all(
-                    isinstance(key, ast.Constant) for key in keyword.value.keys):
-                named += [ast.keyword(key.value, value) for key, value in
-                          zip(keyword.value.keys, keyword.value.values, strict=True)]
-            elif keyword.arg is None and _called(keyword.value) == "dict" and not keyword.value.args:
+            if (
+                keyword.arg is None
+                and isinstance(keyword.value, ast.Dict)
+                and all(isinstance(key, ast.Constant) for key in keyword.value.keys)
+            ):
+                named += [
+                    ast.keyword(key.value, value)
+                    for key, value in zip(keyword.value.keys, keyword.value.values, strict=True)
+                ]
+            elif keyword.arg is None and called(keyword.value) == "dict" and not keyword.value.args:
                 named += keyword.value.keywords
             else:
                 named.append(keyword)
@@ -252,7 +166,7 @@ class Index:
         others = [a.arg for a in arguments.kwonlyargs]
         if arguments.vararg is None or not (launches or "grid" in own + others):
             return None
-        return call.args[len(own):], [k for k in call.keywords if k.arg not in own + others]
+        return call.args[len(own) :], [k for k in call.keywords if k.arg not in own + others]
 
     def _stored_subscript(self, source: Source, function: ast.AST) -> ast.AST:
         """``run`` after ``run = kernel[grid]`` is ``kernel[grid]``."""
@@ -267,14 +181,20 @@ class Index:
         if depth > 4:
             return []
         if isinstance(node, ast.IfExp):
-            return (self.resolve(source, node.body, wrapped, depth + 1)
-                    + self.resolve(source, node.orelse, wrapped, depth + 1))
+            return self.resolve(source, node.body, wrapped, depth + 1) + self.resolve(
+                source, node.orelse, wrapped, depth + 1
+            )
         if isinstance(node, ast.Call) and wrapped and node.args:
             return self.resolve(source, node.args[0], wrapped, depth + 1)
         if isinstance(node, ast.Attribute):
             modules = self._bindings[source.path].get(last_name(node.value), ())
-            return [k for alias in modules if isinstance(alias, ast.alias) for k in self.kernels.get(node.attr, ())
-                    if _comes_from(k, _module(alias))]
+            return [
+                k
+                for alias in modules
+                if isinstance(alias, ast.alias)
+                for k in self.kernels.get(node.attr, ())
+                if _comes_from(k, _module(alias))
+            ]
         found = []
         for value in self._bindings[source.path].get(node.id, ()) if isinstance(node, ast.Name) else ():
             if isinstance(value, FUNCTIONS):
@@ -323,7 +243,8 @@ def _is_parameter(node: ast.AST) -> bool:
     """Whether a name is a parameter of the function around it, as the kernel is in a wrapper."""
     function = enclosing(node, FUNCTIONS)
     return function is not None and last_name(node) in {
-        a.arg for a in function.args.posonlyargs + function.args.args + function.args.kwonlyargs}
+        a.arg for a in function.args.posonlyargs + function.args.args + function.args.kwonlyargs
+    }
 
 
 def _bindings(source: Source) -> dict[str, list[ast.AST]]:
@@ -340,18 +261,3 @@ def _bindings(source: Source) -> dict[str, list[ast.AST]]:
                 if isinstance(target, ast.Name):
                     bound.setdefault(target.id, []).append(node.value)
     return bound
-
-
-def enclosing(node: ast.AST, kinds) -> ast.AST | None:
-    node = getattr(node, "parent", None)
-    while node is not None and not isinstance(node, kinds):
-        node = getattr(node, "parent", None)
-    return node
-
-
-def enclosing_kernel(node: ast.AST) -> ast.FunctionDef | None:
-    """The jit function around a node."""
-    function = enclosing(node, FUNCTIONS)
-    while function is not None and jit_of(function) in (None, "tilelang"):
-        function = enclosing(function, FUNCTIONS)
-    return function

@@ -5,11 +5,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tools.audit.launches import FUNCTIONS, Index, Kernel, Launch, enclosing, last_name
+from tools.audit.kernels import FUNCTIONS, Kernel, enclosing, last_name
+from tools.audit.launches import Index, Launch
 from tools.repository import Source
 
-KINDS = ("declaration", "reference", "kernel", "backend", "forward return", "backward return", "saved", "launch",
-         "test", "benchmark", "doc", "other")
+KINDS = (
+    "declaration",
+    "reference",
+    "kernel",
+    "backend",
+    "forward return",
+    "backward return",
+    "saved",
+    "launch",
+    "test",
+    "benchmark",
+    "doc",
+    "other",
+)
 SPOKEN_ABOUT = 4  # a parameter's name of fewer letters counts in prose only where it is set as code
 
 
@@ -63,8 +76,9 @@ class Audit:
     def __init__(self, sources: list[Source]):
         self.sources = sources
         self.index = Index(sources)
-        self.operators = [operator for source in self.index.sources for operator in _operators(source)]
-        self.backends = [backend for source in self.index.sources for backend in _backends(source)]
+        declaring = [source for source in self.index.sources if not source.path.startswith("tests/")]
+        self.operators = [operator for source in declaring for operator in _operators(source)]
+        self.backends = [backend for source in declaring for backend in _backends(source)]
         self.kernels = [kernel for same in self.index.kernels.values() for kernel in same]
 
     def names(self) -> dict[str, set[str]]:
@@ -123,8 +137,11 @@ class Audit:
             if method.name in ("forward", "backward"):
                 for returned in (node for node in ast.walk(method) if isinstance(node, ast.Return)):
                     yield place(f"{method.name} return", source, returned)
-                    yield from (place("backward return", source, key) for key in _keys(returned.value)
-                                if method.name == "backward")
+                    yield from (
+                        place("backward return", source, key)
+                        for key in _keys(returned.value)
+                        if method.name == "backward"
+                    )
         saves = getattr(backend.fields.get("saves"), "value", None)
         yield from (place("saved", source, key) for key in _keys(saves))
         for near, function in self._reached(backend):
@@ -161,19 +178,26 @@ class Audit:
                 around.append(launch)
         for backend in self.backends:
             functions = self._reached(backend)
-            if any(launch.source is source and _contains(function, launch.node)
-                   for launch in around for source, function in functions):
+            if any(
+                launch.source is source and _contains(function, launch.node)
+                for launch in around
+                for source, function in functions
+            ):
                 yield place("backend", backend.source, backend.node)
 
     # --- a parameter, a saved tensor ---
 
     def _of_parameter(self, name: str) -> Iterator[Place]:
         word = re.compile(rf"\b{re.escape(name)}\b")
-        declared = {operator.source for operator in self.operators
-                    if name in (argument.arg for argument in operator.parameters)}
+        declared = {
+            operator.source for operator in self.operators if name in (argument.arg for argument in operator.parameters)
+        }
         for source in declared:  # the parameter, the rules and layouts that name it, and what is said about it
-            yield from (Place("declaration", source.path, number, line.strip())
-                        for number, line in enumerate(source.lines, 1) if word.search(line))
+            yield from (
+                Place("declaration", source.path, number, line.strip())
+                for number, line in enumerate(source.lines, 1)
+                if word.search(line)
+            )
         for kernel in self.kernels:
             yield from (place("kernel", kernel.source, p.node) for p in kernel.parameters if p.name == name)
         for launch in self.index.launches:
@@ -189,8 +213,11 @@ class Audit:
                 yield from self._in_kernel_tree(source, name)
             elif "/reference/" in source.path:
                 for function in (node for node in ast.walk(source.tree) if isinstance(node, FUNCTIONS)):
-                    yield from (place("reference", source, argument) for argument in function.args.args
-                                + function.args.kwonlyargs if argument.arg == name)
+                    yield from (
+                        place("reference", source, argument)
+                        for argument in function.args.args + function.args.kwonlyargs
+                        if argument.arg == name
+                    )
 
     @staticmethod
     def _in_kernel_tree(source: Source, name: str) -> Iterator[Place]:
@@ -216,8 +243,11 @@ class Audit:
                 yield from (place(kind, source, node) for node in ast.walk(source.tree) if _names(node, name))
                 continue
             pattern = word if by_word or len(name) >= SPOKEN_ABOUT else quoted
-            yield from (Place(kind, source.path, number, line.strip()) for number, line in enumerate(source.lines, 1)
-                        if pattern.search(line))
+            yield from (
+                Place(kind, source.path, number, line.strip())
+                for number, line in enumerate(source.lines, 1)
+                if pattern.search(line)
+            )
 
 
 def _kind_of_file(path: str) -> str | None:
@@ -225,8 +255,14 @@ def _kind_of_file(path: str) -> str | None:
     first = path.split("/")[0]
     if path.endswith(".md") or first == "docs":
         return "doc"
-    return {"tests": "test", "benchmarks": "benchmark", "facade": None, "kernels": None, "dispatch": None,
-            "tools": None}.get(first, "other")
+    return {
+        "tests": "test",
+        "benchmarks": "benchmark",
+        "facade": None,
+        "kernels": None,
+        "dispatch": None,
+        "tools": None,
+    }.get(first, "other")
 
 
 def place(kind: str, source: Source, node: ast.AST) -> Place:
@@ -234,8 +270,14 @@ def place(kind: str, source: Source, node: ast.AST) -> Place:
 
 
 def launch_place(launch: Launch) -> Place:
-    return Place("launch", launch.source.path, launch.node.lineno, launch.source.line(launch.node.lineno),
-                 tuple(launch.arguments()), tuple(launch.disagreements()))
+    return Place(
+        "launch",
+        launch.source.path,
+        launch.node.lineno,
+        launch.source.line(launch.node.lineno),
+        tuple(launch.arguments()),
+        tuple(launch.disagreements()),
+    )
 
 
 def _operators(source: Source) -> Iterator[Operator]:
@@ -294,4 +336,5 @@ def _names(node: ast.AST, name: str) -> bool:
     if isinstance(node, ast.keyword):
         return node.arg == name
     return (isinstance(node, ast.Constant) and node.value == name) or (
-        isinstance(node, ast.Attribute) and node.attr == name)
+        isinstance(node, ast.Attribute) and node.attr == name
+    )

@@ -24,15 +24,25 @@ class Finding:
 
 def check(rules: Iterable[Rule], files: Iterable[Source]) -> list[Finding]:
     files = list(files)
-    return sorted({Finding(source.path, line, rule.__name__, message)
-                   for rule in rules for source in files for line, message in rule(source)})
+    return sorted(
+        {
+            Finding(source.path, line, rule.__name__, message)
+            for rule in rules
+            for source in files
+            for line, message in rule(source)
+        }
+    )
 
 
 def main(description: str, rules: tuple[Rule, ...]) -> int:
     listed = "\n".join(f"  {rule.__name__}: {' '.join((rule.__doc__ or '').split())}" for rule in rules)
-    parser = argparse.ArgumentParser(description=description.partition("\n")[0], allow_abbrev=False,
-                                     epilog=f"rules:\n{listed}\n\nStatus: 1 if something is found.",
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    summary, _, examples = description.strip().partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary,
+        allow_abbrev=False,
+        epilog=f"{examples}\n\nrules:\n{listed}\n\nStatus: 1 if something is found.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("paths", nargs="*", help="files or folders below the root; everything without any")
     parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository; by default this one")
     wanted = parser.parse_args()

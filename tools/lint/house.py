@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Rules that every file of the house keeps: names, what may not be committed, docstrings of operators, line length.
 
-    tools/lint/house.py                 everything
-    tools/lint/house.py facade docs     some folders or files
+tools/lint/house.py                 everything
+tools/lint/house.py facade docs     some folders or files
 """
 
 import ast
@@ -12,7 +12,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).absolute().parents[2]))
 
-from tools.audit.launches import FUNCTIONS, last_name
+from tools.audit.kernels import FUNCTIONS, last_name
 from tools.lint import finding
 from tools.repository import run
 
@@ -23,8 +23,11 @@ VALIDATED_OTHERWISE = ("facade/", "dispatch/", "kernels/")
 # Folders that only one machine has; below /tmp a name is one too, but tests may make their own there.
 MACHINE_PATHS = re.compile(r"(?<![\w.$}/-])/(?:root/|home/\w|Users/\w|work/\w|tmp/\w)")
 # Hosts that serve packages, and options that point at one.
-REGISTRIES = re.compile(r"\b(?:[\w-]+\.)*(?:pypi|pythonhosted|anaconda)\.org\b|\bjfrog\.io\b|\bbcr\.bazel\b|"
-                        r"https?://\S*/(?:simple|artifactory|nexus)\b|(?:index-url|find-links)[= ]+https?://\S*", re.I)
+REGISTRIES = re.compile(
+    r"\b(?:[\w-]+\.)*(?:pypi|pythonhosted|anaconda)\.org\b|\bjfrog\.io\b|\bbcr\.bazel\b|"
+    r"https?://\S*/(?:simple|artifactory|nexus)\b|(?:index-url|find-links)[= ]+https?://\S*",
+    re.I,
+)
 
 
 def no_vague_names(source):
@@ -56,7 +59,8 @@ def operators_are_documented(source):
         return
     for node in source.tree.body:
         if not isinstance(node, FUNCTIONS) or not any(
-                isinstance(d, ast.Call) and last_name(d.func) == "dispatch" for d in node.decorator_list):
+            isinstance(d, ast.Call) and last_name(d.func) == "dispatch" for d in node.decorator_list
+        ):
             continue
         text = ast.get_docstring(node)
         if not text:
@@ -86,8 +90,14 @@ def no_assert_for_validation(source):
                 yield node.lineno, "assert: raise a ValueError or TypeError that says what to do"
 
 
-RULES = (no_vague_names, no_machine_paths, no_registry_hosts, operators_are_documented, no_long_lines,
-         no_assert_for_validation)
+RULES = (
+    no_vague_names,
+    no_machine_paths,
+    no_registry_hosts,
+    operators_are_documented,
+    no_long_lines,
+    no_assert_for_validation,
+)
 
 if __name__ == "__main__":
     run(lambda: finding.main(__doc__, RULES))

@@ -14,7 +14,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).absolute().parents[2]))
 
-from tools.audit.launches import FUNCTIONS, enclosing_kernel, jit_of, last_name
+from tools.audit.kernels import FUNCTIONS, enclosing_kernel, jit_of, last_name
 from tools.lint import finding
 from tools.repository import Source, run
 
@@ -89,8 +89,13 @@ def _is_bare_sum(value: ast.expr) -> bool:
     """a + b, where neither a nor b is, or holds as a term, something subtracted or negated."""
     if not (isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)):
         return False
-    return not any(isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub)
-                   or isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub) for part in ast.walk(value))
+    return not any(
+        isinstance(part, ast.UnaryOp)
+        and isinstance(part.op, ast.USub)
+        or isinstance(part, ast.BinOp)
+        and isinstance(part.op, ast.Sub)
+        for part in ast.walk(value)
+    )
 
 
 def dot_names_its_precision(source):
@@ -145,8 +150,16 @@ def _allowed_imports(path: str) -> tuple[str, ...] | None:
     return None
 
 
-RULES = (program_id_is_wide, no_block_pointers, no_contiguous, no_checks, no_exp_of_a_sum, dot_names_its_precision,
-         nothing_is_timed, imports_follow_the_arrows)
+RULES = (
+    program_id_is_wide,
+    no_block_pointers,
+    no_contiguous,
+    no_checks,
+    no_exp_of_a_sum,
+    dot_names_its_precision,
+    nothing_is_timed,
+    imports_follow_the_arrows,
+)
 
 if __name__ == "__main__":
     run(lambda: finding.main(__doc__, RULES))

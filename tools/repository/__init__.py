@@ -53,8 +53,12 @@ class UserError(Exception):
 def files(root: pathlib.Path = ROOT) -> list[str]:
     """Paths of all files that are or may be committed, relative to ``root``; sorted."""
     if (root / ".git").exists():
-        listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root,
-                                capture_output=True, text=True)
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+        )
         if listed.returncode == 0:
             return sorted({path for path in listed.stdout.split("\0") if path and (root / path).is_file()})
     return sorted(_walk(root))
@@ -108,6 +112,6 @@ def run(main) -> None:
 
 
 def nearest(word: str, known) -> str:
-    """"; did you mean `x`?", or nothing."""
+    """ "; did you mean `x`?", or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean `{near[0]}`?" if near else ""

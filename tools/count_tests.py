@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Counts the test cases of bazel test runs, from their test.xml files.
 
-    tools/count_tests EVENTS [EVENTS ...] [--checks FILE]
+    tools/count_tests.py EVENTS [EVENTS ...] [--checks FILE]
 
 EVENTS are files that bazel test --build_event_json_file wrote; FILE holds lines "PASSED name" and "FAILED name" of
 checks outside Bazel. Prints what failed and the slowest targets, then one line "N passed, N failed[, N skipped]". A

@@ -1,0 +1,42 @@
+"""Every docstring example runs, and so does the README's."""
+
+import doctest
+import re
+from pathlib import Path
+
+import facade.ops.kda
+import pytest
+from fla_dispatch import operators
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+
+
+def _public():
+    return [operator.public for name, operator in operators().items() if operator.declaration.body.__module__.startswith("facade.")]
+
+
+@pytest.mark.parametrize("function", _public(), ids=lambda f: f.__name__)
+def test_docstring_example(function):
+    found = doctest.DocTestFinder(recurse=False).find(function, function.__name__, globs={})
+    assert found and found[0].examples, f"{function.__name__} has no example"
+    outcome = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(found[0])
+    assert outcome.failed == 0
+
+
+def test_readme_example():
+    (first, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    names = {}
+    exec(first, names)
+    assert names["o"].shape == names["v"].shape and names["state"].shape == (1, 2, 32, 64)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    path = ROOT / document
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert "://" in target or (path.parent / target).exists(), f"{document} links to {target}"
+
+
+def test_every_module_of_operators_is_documented_here():
+    assert {f.__module__ for f in _public()} == {facade.ops.kda.__name__}
