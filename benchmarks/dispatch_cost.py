@@ -7,12 +7,12 @@ plainest possible wrapper (functools.wraps around a body) costs.
 import functools
 import sys
 
+import torch
+
 import facade
 import fla_dispatch
-import torch
-from facade.ops import chunk_kda
-
 from benchmarks.timing import arguments, microseconds, report
+from facade.ops import chunk_kda
 
 
 class Empty(fla_dispatch.Backend):
@@ -39,8 +39,18 @@ def main() -> int:
         return empty(*args, **kwargs)
 
     def call(function):
-        return lambda: function(q, k, v, g, beta, A_log=A_log, dt_bias=dt_bias, use_gate_in_kernel=True,
-                                use_qk_l2norm_in_kernel=True, output_final_state=True)
+        return lambda: function(
+            q,
+            k,
+            v,
+            g,
+            beta,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            use_gate_in_kernel=True,
+            use_qk_l2norm_in_kernel=True,
+            output_final_state=True,
+        )
 
     fla_dispatch.register(Empty)
     call(chunk_kda)()
@@ -61,7 +71,9 @@ def main() -> int:
 def _with_defaults(body):
     """The parameters of ``body`` as source."""
     operator = chunk_kda.operator
-    words = [name + (f"=defaults[{name!r}]" if name in operator.defaults else "") for name in operator.declaration.names]
+    words = [
+        name + (f"=defaults[{name!r}]" if name in operator.defaults else "") for name in operator.declaration.names
+    ]
     words.insert(operator.declaration.positional, "*")
     return words
 

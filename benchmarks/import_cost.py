@@ -19,8 +19,10 @@ print(elapsed * 1e3)
 
 def main() -> int:
     options = arguments(__doc__).parse_args()
-    times = [float(subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True).stdout)
-             for _ in range(PROCESSES)]
+    times = [
+        float(subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True).stdout)
+        for _ in range(PROCESSES)
+    ]
     rows = {"import facade.ops, over import torch": statistics.median(times)}
     return report("import_cost", rows, "ms", {"import facade.ops, over import torch": 150}, options)
 

@@ -3,15 +3,20 @@
 import sys
 
 import torch
-from facade.ops import chunk_kda, fused_recurrent_kda
 
 from benchmarks.timing import arguments, microseconds, report
+from facade.ops import chunk_kda, fused_recurrent_kda
 
 
 def inputs(B, T, H, K, V, requires_grad):
     normalize = torch.nn.functional.normalize
-    values = (normalize(torch.randn(B, T, H, K), dim=-1), normalize(torch.randn(B, T, H, K), dim=-1),
-              torch.randn(B, T, H, V), -torch.nn.functional.softplus(torch.randn(B, T, H, K)), torch.rand(B, T, H))
+    values = (
+        normalize(torch.randn(B, T, H, K), dim=-1),
+        normalize(torch.randn(B, T, H, K), dim=-1),
+        torch.randn(B, T, H, V),
+        -torch.nn.functional.softplus(torch.randn(B, T, H, K)),
+        torch.rand(B, T, H),
+    )
     return [x.requires_grad_(requires_grad) for x in values]
 
 
@@ -30,7 +35,9 @@ def main() -> int:
         "chunk_kda B1 T2048 H4 K64 V64 fp32, forward + backward": microseconds(lambda: train(long), 3) / 1e3,
         "chunk_kda B8 T256 H4 K32 V32 fp32, forward + backward": microseconds(lambda: train(short), 5) / 1e3,
         "fused_recurrent_kda B1 T1 H4 K64 V64 fp32": microseconds(
-            lambda: fused_recurrent_kda(*token, initial_state=state, output_final_state=True), 200) / 1e3,
+            lambda: fused_recurrent_kda(*token, initial_state=state, output_final_state=True), 200
+        )
+        / 1e3,
     }
     bars = {"chunk_kda B1 T2048 H4 K64 V64 fp32, forward + backward": 90}
     return report("kda_cpu", rows, "ms", bars, options)

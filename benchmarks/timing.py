@@ -25,8 +25,11 @@ def device_name(device: str = "cpu") -> str:
 
 def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--output", type=Path, help="folder for the JSON (default: benchmarks/results/<device> of the "
-                        "checkout under --write, else nowhere)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder for the JSON (default: benchmarks/results/<device> of the checkout under --write, else nowhere)",
+    )
     parser.add_argument("--write", action="store_true", help="write the JSON into the checkout's results")
     parser.add_argument("--check", action="store_true", help="exit 1 where a figure misses its bar")
     return parser
@@ -44,8 +47,14 @@ def report(name: str, rows: dict[str, float], unit: str, bars: dict[str, float],
         folder = here / "benchmarks/results" / device_name(device)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        record = {"unit": unit, "rows": rows, "bars": bars, "torch": torch.__version__,
-                  "python": platform.python_version(), "threads": torch.get_num_threads()}
+        record = {
+            "unit": unit,
+            "rows": rows,
+            "bars": bars,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "threads": torch.get_num_threads(),
+        }
         (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     missed = any(value > bars[label] for label, value in rows.items() if label in bars)
     return int(options.check and missed)

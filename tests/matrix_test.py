@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import cases
-from fla_dispatch import gates, operators, registry
 from harness.cells import CELLS
+
+from fla_dispatch import gates, operators, registry
 
 BUILD = Path(__file__).parent / "BUILD.bazel"
 
@@ -36,6 +37,9 @@ def test_every_registered_backend_has_its_cells():
     """And no cell names a backend that nobody registered."""
     named = {(subject, backend) for subject, backend, _ in CELLS}
     for subject in cases.SUBJECTS.values():
-        backends = {b.name for o in subject.operators()
-                    for b in registry.backends(o.declaration.operation, o.declaration.function)}
+        backends = {
+            b.name
+            for o in subject.operators()
+            for b in registry.backends(o.declaration.operation, o.declaration.function)
+        }
         assert {backend for s, backend in named if s == subject.name} == backends | {gates.FALLBACK}

@@ -18,9 +18,30 @@ from fla_dispatch.registry import Route, register, unregister
 from fla_dispatch.sequences import Sequences
 
 __all__ = [
-    "ACCUMULATOR", "Backend", "BackendRefused", "Call", "Declaration", "Described", "Facts", "Operator", "Result",
-    "Route", "Rule", "Saved", "Sequences", "TensorFacts", "autocast_custom_bwd", "autocast_custom_fwd", "dispatch",
-    "input_guard", "last_route", "operator_of", "operators", "refuse_double_backward", "register", "unregister",
+    "ACCUMULATOR",
+    "Backend",
+    "BackendRefused",
+    "Call",
+    "Declaration",
+    "Described",
+    "Facts",
+    "Operator",
+    "Result",
+    "Route",
+    "Rule",
+    "Saved",
+    "Sequences",
+    "TensorFacts",
+    "autocast_custom_bwd",
+    "autocast_custom_fwd",
+    "dispatch",
+    "input_guard",
+    "last_route",
+    "operator_of",
+    "operators",
+    "refuse_double_backward",
+    "register",
+    "unregister",
     "use_backend",
 ]
 

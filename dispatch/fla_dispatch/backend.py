@@ -60,23 +60,30 @@ class Backend:
         """→ (the results named by ``call.wanted``, None for an unasked one; the tensors named by ``saves``)."""
         raise NotImplementedError
 
-    def backward(self, call: Call, saved: Mapping[str, torch.Tensor], grads: Mapping[str, torch.Tensor | None]
-                 ) -> Mapping[str, torch.Tensor | None]:
+    def backward(
+        self, call: Call, saved: Mapping[str, torch.Tensor], grads: Mapping[str, torch.Tensor | None]
+    ) -> Mapping[str, torch.Tensor | None]:
         """→ the gradient of every differentiable tensor that is present, by name. Computes in any dtype."""
         raise NotImplementedError
 
     def refusals(self, facts: Facts, defaults: Mapping[str, object]) -> list[str]:
         """Every reason not to take calls of these facts; empty if it takes them."""
-        reasons = [f"{what}={value} (takes {listed(taken)})"
-                   for what, taken in self.limits.items()
-                   for value in [_value(facts, what)]
-                   if not within(what, value, taken)]
-        reasons += [f"option {name}={value!r} is not implemented"
-                    for name, value in facts.options.items()
-                    if value != defaults[name] and name not in self.handles]
-        reasons += [f"optional tensor {name} is not implemented"
-                    for name in facts.tensors
-                    if name in defaults and name not in self.handles]
+        reasons = [
+            f"{what}={value} (takes {listed(taken)})"
+            for what, taken in self.limits.items()
+            for value in [_value(facts, what)]
+            if not within(what, value, taken)
+        ]
+        reasons += [
+            f"option {name}={value!r} is not implemented"
+            for name, value in facts.options.items()
+            if value != defaults[name] and name not in self.handles
+        ]
+        reasons += [
+            f"optional tensor {name} is not implemented"
+            for name in facts.tensors
+            if name in defaults and name not in self.handles
+        ]
         if facts.needs_grad and not self.differentiable:
             reasons.append("gradients are not implemented")
         return reasons + list(self.also_refuses(facts))
@@ -100,7 +107,7 @@ def within(what, value, taken) -> bool:
 
 
 def _arch_matches(value: str, arch: str) -> bool:
-    """"sm90" matches "sm90" and "sm80+"; architectures of different makers never match."""
+    """ "sm90" matches "sm90" and "sm80+"; architectures of different makers never match."""
     if not arch.endswith("+"):
         return value == arch
     (maker, number), (other_maker, other_number) = _generation(value), _generation(arch[:-1])

@@ -53,8 +53,11 @@ def arrange(declaration: Declaration, args: tuple, kwargs: dict) -> list:
     for old, new in declaration.renamed.items():
         if old in kwargs:
             _rename(declaration, old, new, kwargs[old], values)
-    missing = [p.name for p in parameters
-               if p.name not in values and (p.required if isinstance(p, OptionParameter) else not p.optional)]
+    missing = [
+        p.name
+        for p in parameters
+        if p.name not in values and (p.required if isinstance(p, OptionParameter) else not p.optional)
+    ]
     if missing:
         raise errors.missing(function, missing)
     return [values.get(p.name, getattr(p, "default", None)) for p in parameters]
@@ -175,8 +178,9 @@ def _check_dtypes(declaration, tensors):
         first, *others = [name for name in group if name in tensors]
         for name in others:
             if tensors[name].dtype != tensors[first].dtype:
-                raise errors.dtypes_disagree(declaration.function, name, tensors[name].dtype, first,
-                                             tensors[first].dtype)
+                raise errors.dtypes_disagree(
+                    declaration.function, name, tensors[name].dtype, first, tensors[first].dtype
+                )
 
 
 def _check_devices(declaration, tensors, packed) -> torch.device:
@@ -202,10 +206,19 @@ def _facts(declaration, tensors, options, sizes, device, traced) -> Facts:
     first = next(iter(tensors.values()))
     static_sizes = {letter: _integer(size) for letter, size in sizes.items() if letter not in ("B", "T", "N")}
     arch = first.arch if isinstance(first, Described) and first.arch else architecture(device)
-    return Facts(declaration.function, declaration.operation, described, options, static_sizes, device, arch,
-                 _bucket(sizes.get("B"), sizes.get("T")), _bucket(sizes.get("N")),
-                 torch.is_grad_enabled() and any(tensor.requires_grad for tensor in differentiable),
-                 not torch.is_grad_enabled() if traced else torch.is_inference_mode_enabled())
+    return Facts(
+        declaration.function,
+        declaration.operation,
+        described,
+        options,
+        static_sizes,
+        device,
+        arch,
+        _bucket(sizes.get("B"), sizes.get("T")),
+        _bucket(sizes.get("N")),
+        torch.is_grad_enabled() and any(tensor.requires_grad for tensor in differentiable),
+        not torch.is_grad_enabled() if traced else torch.is_inference_mode_enabled(),
+    )
 
 
 def _integer(size):
@@ -245,9 +258,11 @@ def _check_rule(declaration, rule, options, facts, sizes):
 def _check_packed(function, tensors, T):
     """By value, where that costs no device sync."""
     packed, host = tensors[PACKED], tensors.get(PACKED + HOST_COPY)
-    on_host = {name: tensor for name, tensor in ((PACKED, packed), (PACKED + HOST_COPY, host))
-               if isinstance(tensor, torch.Tensor) and not is_fake(tensor)
-               and tensor.device.type == "cpu"}
+    on_host = {
+        name: tensor
+        for name, tensor in ((PACKED, packed), (PACKED + HOST_COPY, host))
+        if isinstance(tensor, torch.Tensor) and not is_fake(tensor) and tensor.device.type == "cpu"
+    }
     for name, tensor in on_host.items():
         offsets = tensor.tolist()
         if offsets[0] != 0:
@@ -273,8 +288,15 @@ def _bring_to_device(declaration, values, packed, device):
 
 def key(facts: Facts) -> tuple:
     """What makes two calls share a decision."""
-    return (*((name, t.dtype, t.device, t.shape) for name, t in facts.tensors.items()), *facts.options.values(),
-            facts.arch, facts.tokens_bucket, facts.sequences_bucket, facts.needs_grad, facts.inference)
+    return (
+        *((name, t.dtype, t.device, t.shape) for name, t in facts.tensors.items()),
+        *facts.options.values(),
+        facts.arch,
+        facts.tokens_bucket,
+        facts.sequences_bucket,
+        facts.needs_grad,
+        facts.inference,
+    )
 
 
 __all__ = ["Described", "TensorParameter", "arrange", "check", "key"]

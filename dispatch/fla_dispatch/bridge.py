@@ -11,7 +11,6 @@ from fla_dispatch.bind import TensorParameter
 from fla_dispatch.declaration import ACCUMULATOR, Declaration
 from fla_dispatch.guard import autocast_state, device_guard, plain
 
-
 HOST_DEVICES = ("cpu", "meta")
 
 
@@ -58,9 +57,11 @@ class Bridge(torch.autograd.Function):
             if grads[0] is None:  # a loss on the final state alone
                 shape, dtype = ctx.output_shapes[0]
                 grads = (torch.zeros(shape, dtype=dtype, device=call.device), *grads[1:])
-            gradients = backend_gradients(call, kept[len(names):], dict(zip(call.plan.returned, grads)))
-        gradients = tuple(gradients.get(name) if wanted else None
-                          for name, wanted in zip(names, ctx.needs_input_grad[1:], strict=True))
+            gradients = backend_gradients(call, kept[len(names) :], dict(zip(call.plan.returned, grads)))
+        gradients = tuple(
+            gradients.get(name) if wanted else None
+            for name, wanted in zip(names, ctx.needs_input_grad[1:], strict=True)
+        )
         return None, *refuse_double_backward(call.function, gradients, *tensors.values(), *grads)
 
 
@@ -84,8 +85,11 @@ def body_results(call, differentiable: bool) -> tuple[tuple, dict]:
     one autograd.Function directly to its arguments.
     """
     facts = call.facts
-    inputs = {name: getattr(call, name).detach().requires_grad_(differentiable)
-              for name, tensor in facts.tensors.items() if tensor.dtype.is_floating_point}
+    inputs = {
+        name: getattr(call, name).detach().requires_grad_(differentiable)
+        for name, tensor in facts.tensors.items()
+        if tensor.dtype.is_floating_point
+    }
     with torch.set_grad_enabled(differentiable):
         outputs = call.plan.run_body(call.with_tensors(inputs))
     return outputs if isinstance(outputs, tuple) else (outputs,), inputs
@@ -96,15 +100,20 @@ def body_gradients(call, grads) -> dict:
     outputs, inputs = body_results(call, differentiable=True)
     outputs = [o for o in outputs if o is not None]
     pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad and g is not None]
-    gradients = torch.autograd.grad([o for o, _ in pairs], list(inputs.values()), [g for _, g in pairs],
-                                    allow_unused=True)
+    gradients = torch.autograd.grad(
+        [o for o, _ in pairs], list(inputs.values()), [g for _, g in pairs], allow_unused=True
+    )
     return dict(zip(inputs, gradients, strict=True))
 
 
 def runs_straight(plan) -> bool:
     """True where a call needs no autograd and no device made current, so that forward can be called as it is."""
-    return (plan.backend is not None and not plan.facts.needs_grad and not plan.single
-            and plan.facts.device.type in HOST_DEVICES)
+    return (
+        plan.backend is not None
+        and not plan.facts.needs_grad
+        and not plan.single
+        and plan.facts.device.type in HOST_DEVICES
+    )
 
 
 def run_through(plan):
@@ -173,8 +182,10 @@ def define_library_op(operator) -> tuple:
     arguments = schema(declaration)
     tags = (torch.Tag.pt2_compliant_tag,)
     library.define(f"{name}({arguments}, str backend, bool keep) -> Tensor[]", tags=tags)
-    library.define(f"{name}_backward({arguments}, str backend, Tensor[] saved, Tensor?[] grads, bool[] wanted)"
-                   f" -> Tensor[]", tags=tags)
+    library.define(
+        f"{name}_backward({arguments}, str backend, Tensor[] saved, Tensor?[] grads, bool[] wanted) -> Tensor[]",
+        tags=tags,
+    )
     forward_op = getattr(torch.ops.fla, name).default
     backward_op = getattr(torch.ops.fla, f"{name}_backward").default
     count = len(parameters)
@@ -197,8 +208,10 @@ def define_library_op(operator) -> tuple:
     def fake_forward(*inputs):
         *values, backend, keep = inputs
         call = prepare(values, backend)
-        shapes = [(declaration.result_dims(declaration.results[r], call.facts.options), declaration.results[r].dtype)
-                  for r in call.wanted]
+        shapes = [
+            (declaration.result_dims(declaration.results[r], call.facts.options), declaration.results[r].dtype)
+            for r in call.wanted
+        ]
         if keep and call.plan.backend is not None:
             shapes += [(saved.dims, saved.dtype) for saved in call.plan.backend.saves.values()]
         return [empty(call, dims, dtype) for dims, dtype in shapes]
@@ -225,13 +238,13 @@ def define_library_op(operator) -> tuple:
         ctx.options = [None if isinstance(v, torch.Tensor) else v for v in values]
         ctx.present = [isinstance(v, torch.Tensor) for v in values]
         ctx.results = len(output) - _saved_count(operator, ctx.backend, keep)
-        ctx.save_for_backward(*tensors, *output[ctx.results:])
+        ctx.save_for_backward(*tensors, *output[ctx.results :])
 
     def autograd_backward(ctx, grads):
         kept = list(ctx.saved_tensors)
         values = [kept.pop(0) if present else v for v, present in zip(ctx.options, ctx.present, strict=True)]
         wanted = [bool(w) for w in ctx.needs_input_grad[:count]]
-        gradients = iter(backward_op(*values, ctx.backend, kept, list(grads[:ctx.results]), wanted))
+        gradients = iter(backward_op(*values, ctx.backend, kept, list(grads[: ctx.results]), wanted))
         return *(next(gradients) if w else None for w in wanted), None, None
 
     library.impl(name, forward, "CompositeExplicitAutograd")

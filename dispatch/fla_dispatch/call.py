@@ -1,4 +1,4 @@
-"""The immutable objects a call becomes: ``Facts`` (what a decision may depend on) and ``Call`` (what a backend gets)."""
+"""What a call becomes: ``Facts``, which a decision may depend on, and the immutable ``Call`` that a backend gets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,8 +94,9 @@ class Call(BoundCall):
     def sequences(self) -> Sequences:
         """How the tokens divide into sequences and chunks."""
         arguments = self.arguments
-        return Sequences(self.dims["B"], self.dims["T"], self.device, arguments.get("cu_seqlens"),
-                         arguments.get("cu_seqlens_cpu"))
+        return Sequences(
+            self.dims["B"], self.dims["T"], self.device, arguments.get("cu_seqlens"), arguments.get("cu_seqlens_cpu")
+        )
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor | None]) -> "Call":
         """The same call over other tensors of the same shapes (saved ones, in a backward pass)."""

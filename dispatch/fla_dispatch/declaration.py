@@ -150,8 +150,19 @@ class Declaration:
         return tuple(name for name, result in self.results.items() if result.when is None or options[result.when])
 
 
-def declare(body: Callable, operation: str, *, returns, rules: Sequence[Rule] = (), derive=None, layouts=None,
-            same_dtype=(), chunk_size=None, tolerance="default", shapes=None) -> Declaration:
+def declare(
+    body: Callable,
+    operation: str,
+    *,
+    returns,
+    rules: Sequence[Rule] = (),
+    derive=None,
+    layouts=None,
+    same_dtype=(),
+    chunk_size=None,
+    tolerance="default",
+    shapes=None,
+) -> Declaration:
     """Read ``body``'s annotated signature. Raises ``TypeError`` where an annotation is not understood."""
     parameters = tuple(
         _parameter(body.__name__, position, parameter)
@@ -162,11 +173,20 @@ def declare(body: Callable, operation: str, *, returns, rules: Sequence[Rule] = 
     results = {"result": returns} if isinstance(returns, Result) else dict(returns)
     renamed = {old: new for old, new in RENAMED.items() if new in names}
     derive, layouts = dict(derive or {}), dict(layouts or {})
-    letters = {letter for p in parameters if isinstance(p, TensorParameter)
-               for shape in p.shapes for dim in shape for letter in dim.letters} | {"N"}
+    letters = {
+        letter
+        for p in parameters
+        if isinstance(p, TensorParameter)
+        for shape in p.shapes
+        for dim in shape
+        for letter in dim.letters
+    } | {"N"}
     for known, used in (
         (names | letters | {"inference"}, [name for rule in rules for name in rule.names]),
-        (options, [*derive, *layouts, *(r.when for r in results.values() if r.when), *([chunk_size] if chunk_size else [])]),
+        (
+            options,
+            [*derive, *layouts, *(r.when for r in results.values() if r.when), *([chunk_size] if chunk_size else [])],
+        ),
         (names, [rule.when for rule in rules if rule.when]),
         (names | {ACCUMULATOR}, [r.dtype for r in results.values() if isinstance(r.dtype, str)]),
         (names, [name for group in same_dtype for name in group]),
@@ -174,10 +194,26 @@ def declare(body: Callable, operation: str, *, returns, rules: Sequence[Rule] = 
     ):
         for name in used:
             if name not in known:
-                raise ValueError(f"{body.__name__}: the declaration speaks of `{name}`, which is not among its parameters")
+                raise ValueError(
+                    f"{body.__name__}: the declaration speaks of `{name}`, which is not among its parameters"
+                )
     derived = {option: _derivation(expression) for option, expression in derive.items()}
-    return Declaration(body.__name__, operation, body, parameters, results, tuple(rules), derived, layouts,
-                       tuple(map(tuple, same_dtype)), renamed, REMOVED, chunk_size, tolerance, dict(shapes or {}))
+    return Declaration(
+        body.__name__,
+        operation,
+        body,
+        parameters,
+        results,
+        tuple(rules),
+        derived,
+        layouts,
+        tuple(map(tuple, same_dtype)),
+        renamed,
+        REMOVED,
+        chunk_size,
+        tolerance,
+        dict(shapes or {}),
+    )
 
 
 def _derivation(expression: str) -> Callable:
@@ -197,15 +233,24 @@ def _parameter(function: str, position: int, parameter: inspect.Parameter) -> Te
     if members and all(hasattr(member, "dim_str") for member in members):
         dtypes = _dtypes(members[0].dtypes)
         if dtypes is None:
-            raise TypeError(f"{function}: cannot read the annotation {annotation!r} of {parameter.name}: "
-                            "tensors are Float or Integer")
+            raise TypeError(
+                f"{function}: cannot read the annotation {annotation!r} of {parameter.name}: "
+                "tensors are Float or Integer"
+            )
         shapes = tuple(parse_shape(re.sub(r"\s*\*\s*", "*", member.dim_str)) for member in members)
         return TensorParameter(parameter.name, position, keyword_only, optional, shapes, dtypes)
     if len(members) > 1 or members and members[0] not in (bool, int, float, torch.dtype, object):
         raise TypeError(f"{function}: cannot read the annotation {annotation!r} of {parameter.name}")
     required = parameter.default is inspect.Parameter.empty
-    return OptionParameter(parameter.name, position, keyword_only, optional, members[0] if members else object,
-                           None if required else parameter.default, required)
+    return OptionParameter(
+        parameter.name,
+        position,
+        keyword_only,
+        optional,
+        members[0] if members else object,
+        None if required else parameter.default,
+        required,
+    )
 
 
 def _dtypes(names) -> tuple[torch.dtype, ...] | None:

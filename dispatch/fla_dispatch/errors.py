@@ -193,8 +193,6 @@ def fallback_on_accelerator(function, device, refusals):
     )
 
 
-
-
 def wrong_registration(problem):
     return TypeError(f"fla_dispatch.register: {problem}")
 

@@ -25,9 +25,18 @@ def _load():
     if importlib.util.find_spec("fla_dispatch._registry") is None:
         return None
     module = importlib.import_module("fla_dispatch._registry")
-    fits = module.configure(api, torch.Tensor, torch.nn.Parameter, torch.dtype,
-                            torch._C.TensorBase.requires_grad, torch.is_grad_enabled, torch.is_inference_mode_enabled,
-                            os.environ._data, gates.forced_backend, plain)
+    fits = module.configure(
+        api,
+        torch.Tensor,
+        torch.nn.Parameter,
+        torch.dtype,
+        torch._C.TensorBase.requires_grad,
+        torch.is_grad_enabled,
+        torch.is_inference_mode_enabled,
+        os.environ._data,
+        gates.forced_backend,
+        plain,
+    )
     return module if fits else None
 
 

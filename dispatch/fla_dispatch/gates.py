@@ -59,8 +59,13 @@ class Gates:
     def read_by_extension(cls, names: tuple, values: tuple, context: str | None) -> "Gates":
         """From what the compiled path read: names and values as bytes."""
         decode = os.environ.decodevalue
-        return cls(context, tuple((decode(name), None if value is None else decode(value))
-                                  for name, value in zip(names, values, strict=True)))
+        return cls(
+            context,
+            tuple(
+                (decode(name), None if value is None else decode(value))
+                for name, value in zip(names, values, strict=True)
+            ),
+        )
 
     def is_set(self, variable: str, default: bool) -> bool:
         """A 0/1 variable; unset or empty means ``default``. Raises ``ValueError`` on anything else."""

@@ -12,9 +12,9 @@ from fla_dispatch.bind import Described
 from fla_dispatch.call import Call, Facts
 from fla_dispatch.declaration import Declaration, OptionParameter, TensorParameter, declare
 from fla_dispatch.extension import note_route
+from fla_dispatch.extension import registry as compiled
 from fla_dispatch.gates import Gates
 from fla_dispatch.guard import is_fake
-from fla_dispatch.extension import registry as compiled
 from fla_dispatch.plan import Plan
 
 log = logging.getLogger("fla_dispatch")
@@ -29,7 +29,8 @@ def dispatch(operation: str, **declared):
 
     Keywords: ``returns`` (a ``Result``, or a dict of them by name), ``rules``, ``derive`` (option → expression over
     dimension letters), ``layouts`` (option → (shape without it, with it)), ``same_dtype`` (groups of tensor names),
-    ``chunk_size`` (the option that chunks are counted by), ``tolerance`` and ``shapes`` (named sizes for tests and benchmarks). See docs/api-and-dispatch.md.
+    ``chunk_size`` (the option that chunks are counted by), ``tolerance`` and ``shapes`` (named sizes for tests and
+    benchmarks). See docs/api-and-dispatch.md.
     """
 
     def decorate(body):
@@ -41,13 +42,19 @@ def dispatch(operation: str, **declared):
 class Operator:
     def __init__(self, declaration: Declaration):
         self.declaration = declaration
-        self.defaults = {p.name: getattr(p, "default", None) for p in declaration.parameters
-                         if isinstance(p, OptionParameter) or p.optional}
+        self.defaults = {
+            p.name: getattr(p, "default", None)
+            for p in declaration.parameters
+            if isinstance(p, OptionParameter) or p.optional
+        }
         self._plans: dict[tuple, Plan] = {}
         self._told: set[str] = set()
         self._defined_op = bridge.define_library_op(self)
-        self.compiled = None if compiled is None else compiled.Operator(
-            **self._table(), call_type=Call, plan=self.plan_for, slow=self.call_in_order)
+        self.compiled = (
+            None
+            if compiled is None
+            else compiled.Operator(**self._table(), call_type=Call, plan=self.plan_for, slow=self.call_in_order)
+        )
         registry.on_change(self.forget)
         _operators[declaration.function] = self
         self.public = _public(self)
@@ -143,8 +150,17 @@ class Operator:
         except errors.BackendRefused as refusal:
             return registry.Route(facts.function, "none", (("forced", str(refusal)),))
 
-    def describe(self, dims: Mapping[str, int], *, dtype=torch.bfloat16, device="cpu", arch=None, tensors=(),
-                 requires_grad=False, **options) -> dict[str, object]:
+    def describe(
+        self,
+        dims: Mapping[str, int],
+        *,
+        dtype=torch.bfloat16,
+        device="cpu",
+        arch=None,
+        tensors=(),
+        requires_grad=False,
+        **options,
+    ) -> dict[str, object]:
         """Arguments for ``explain`` that stand for tensors nobody has to allocate.
 
         ``dims`` gives the letters' sizes, ``tensors`` names the optional tensors that are present.
@@ -158,9 +174,13 @@ class Operator:
                 continue
             shape = self.declaration.shapes_of(p, options)[0]
             floating = p.differentiable
-            arguments[p.name] = Described(tuple(dim.size(sizes) for dim in shape), dtype if floating else torch.int64,
-                                          torch.device("cpu") if p.name.endswith(bind.HOST_COPY) else device,
-                                          requires_grad and floating, arch)
+            arguments[p.name] = Described(
+                tuple(dim.size(sizes) for dim in shape),
+                dtype if floating else torch.int64,
+                torch.device("cpu") if p.name.endswith(bind.HOST_COPY) else device,
+                requires_grad and floating,
+                arch,
+            )
         return arguments
 
     # --- the table behind the compiled path ---
@@ -199,12 +219,17 @@ def _public(operator: Operator):
     parameters because the interpreter binds those for less than a ``*args, **kwargs`` detour costs.
     """
     declaration = operator.declaration
-    words = [f"{p.name}=defaults[{p.name!r}]" if p.name in operator.defaults else p.name
-             for p in declaration.parameters]
+    words = [
+        f"{p.name}=defaults[{p.name!r}]" if p.name in operator.defaults else p.name for p in declaration.parameters
+    ]
     words.insert(declaration.positional, "*") if declaration.positional < len(words) else None
     names = declaration.names
-    source = _FRONT.format(name=declaration.function, parameters=", ".join(words), in_order=", ".join(names),
-                           by_name=", ".join(f"{name}={name}" for name in names))
+    source = _FRONT.format(
+        name=declaration.function,
+        parameters=", ".join(words),
+        in_order=", ".join(names),
+        by_name=", ".join(f"{name}={name}" for name in names),
+    )
     trace = _tracer(operator)
 
     def differently(**arguments):
@@ -212,16 +237,19 @@ def _public(operator: Operator):
             return trace(**arguments)
         return operator.call_in_python(**arguments)
 
-    namespace = {"defaults": operator.defaults, "differently": differently,
-                 "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
-                 "run": operator.compiled or operator.call_in_order}
+    namespace = {
+        "defaults": operator.defaults,
+        "differently": differently,
+        "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
+        "run": operator.compiled or operator.call_in_order,
+    }
     exec(compile(source, errors.FRONT.format(declaration.function), "exec"), namespace)
     public = functools.update_wrapper(namespace[declaration.function], declaration.body)
     public.operator = operator
     return public
 
 
-# --- traced calls ------------------------------------------------------------------------------------------------------
+# --- traced calls ---
 
 
 def _backend_for_graph(function: str, descriptions: tuple, options: tuple, needs_grad: bool) -> str:
@@ -256,8 +284,10 @@ def _tracer(operator: Operator):
     """A closure over plain data that Dynamo traces into one ``fla::<function>`` node."""
     declaration = operator.declaration
     function, op = declaration.function, operator._defined_op
-    tensors = tuple((p.position, {len(shape): tuple(dim.varies for dim in shape) for shape in p.shapes},
-                     p.differentiable) for p in declaration.tensors)
+    tensors = tuple(
+        (p.position, {len(shape): tuple(dim.varies for dim in shape) for shape in p.shapes}, p.differentiable)
+        for p in declaration.tensors
+    )
     options = tuple(p.position for p in declaration.options)
     ruled = {name for rule in declaration.rules for name in rule.names}
     free = {p.position for p in declaration.options if p.type is float and p.name not in ruled}
@@ -280,8 +310,8 @@ def _tracer(operator: Operator):
             descriptions.append((shape, tensor.dtype, tensor.device))
             needs_grad = needs_grad or differentiable and tensor.requires_grad
         needs_grad = needs_grad and torch.is_grad_enabled()
-        # Dynamo makes numbers symbolic once they vary. Integers are held; of a float that no rule reads, the choice needs
-        # to know only whether it is given.
+        # Dynamo makes numbers symbolic once they vary. Integers are held; of a float that no rule reads, the choice
+        # needs to know only whether it is given.
         for position in integers:
             if values[position] is not None:
                 values[position] = index(values[position])

@@ -18,8 +18,24 @@ class Plan:
     ``always_check`` is true where a rule or a product reads a size that varies, which the compiled path does not.
     """
 
-    __slots__ = ("always_check", "backend", "counts_chunks", "declaration", "derived", "facts", "forward", "function", "index", "names", "returned",
-                 "route", "run", "single", "wanted", "witnesses")
+    __slots__ = (
+        "always_check",
+        "backend",
+        "counts_chunks",
+        "declaration",
+        "derived",
+        "facts",
+        "forward",
+        "function",
+        "index",
+        "names",
+        "returned",
+        "route",
+        "run",
+        "single",
+        "wanted",
+        "witnesses",
+    )
 
     def __init__(self, declaration: Declaration, facts: Facts, backend: Backend | None, route: Route):
         self.declaration, self.facts, self.backend, self.route = declaration, facts, backend, route
@@ -28,8 +44,11 @@ class Plan:
         self.wanted = declaration.wanted(facts.options)
         self.returned = tuple(n for n, r in declaration.results.items() if n in self.wanted or not r.omitted)
         self.single = tuple(declaration.results) == ("result",)
-        self.derived = tuple((self.index[name], derive(facts.dims)) for name, derive in declaration.derived.items()
-                             if facts.options[name] is None)
+        self.derived = tuple(
+            (self.index[name], derive(facts.dims))
+            for name, derive in declaration.derived.items()
+            if facts.options[name] is None
+        )
         self.counts_chunks = any("NT" in dim.letters for name in self.wanted for dim in declaration.results[name].dims)
         self.witnesses = self._witnesses()
         self.always_check = self._always_check()
@@ -38,8 +57,12 @@ class Plan:
 
     def _always_check(self) -> bool:
         rules = self.declaration.rules
-        products = any(dim.varies and len(dim.letters) > 1 for name in self.facts.tensors
-                       for shape in self.declaration.parameter(name).shapes for dim in shape)
+        products = any(
+            dim.varies and len(dim.letters) > 1
+            for name in self.facts.tensors
+            for shape in self.declaration.parameter(name).shapes
+            for dim in shape
+        )
         return products or any(r.varies and (r.when is None or self.facts.options[r.when]) for r in rules)
 
     def _witnesses(self):

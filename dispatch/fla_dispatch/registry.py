@@ -61,10 +61,12 @@ def register(backend):
         raise errors.wrong_registration(f"the name {gates.FALLBACK!r} belongs to the PyTorch fallback")
     for what, taken in instance.limits.items():
         if isinstance(taken, str) or not isinstance(taken, Collection):
-            raise errors.wrong_registration(f"{type(instance).__name__}.limits[{what!r}] must be a collection or a range")
+            raise errors.wrong_registration(
+                f"{type(instance).__name__}.limits[{what!r}] must be a collection or a range"
+            )
     for saved in instance.saves.values():
         try:
-            saved.dims
+            _ = saved.dims
         except ValueError as error:
             raise errors.wrong_registration(error) from None
     rivals = _backends.setdefault(instance.operation, [])
@@ -107,7 +109,7 @@ def known_names() -> tuple[str, ...]:
 
 
 def _load(operation: str) -> list[tuple[str, str]]:
-    """Import whatever serves the operation. Toolchains fail to import in many ways: each is a refusal with its reason."""
+    """Import whatever serves the operation. Toolchains fail to import in many ways; each is a reason to refuse."""
     refusals = []
     for tree in TREES:
         if importlib.util.find_spec(tree) is None:
@@ -155,8 +157,9 @@ def choose(facts: Facts, defaults, state: gates.Gates) -> tuple[Backend | None, 
             chosen = backend
         else:
             refusals.append((backend.name, f"comes after {chosen.name}"))
-    return chosen, Route(facts.function, chosen.name if chosen else gates.FALLBACK, tuple(refusals),
-                         forced[1] if forced else None)
+    return chosen, Route(
+        facts.function, chosen.name if chosen else gates.FALLBACK, tuple(refusals), forced[1] if forced else None
+    )
 
 
 def _forced(facts, defaults, forced, rivals, state, disabled):
@@ -196,7 +199,7 @@ def _refusal(backend: Backend, facts: Facts, defaults, state: gates.Gates) -> st
 
 
 def architecture(device: torch.device) -> str:
-    """"sm90", "gfx942" …; the device type where there is nothing finer to say."""
+    """ "sm90", "gfx942" …; the device type where there is nothing finer to say."""
     if device.type == "cuda" and torch.cuda.is_available():
         if torch.version.hip:
             return torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]

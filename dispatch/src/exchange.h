@@ -42,6 +42,7 @@ struct ExchangeApi {
 
 constexpr uint32_t kExchangeMajor = 1;
 constexpr int32_t kCpu = 1;
+constexpr uint8_t kSignedInteger = 0;
 
 // Whether memory holds the tensor as it is. A pending negation or conjugation, which the exchange does not tell of, comes
 // with strides; only on a single element it would not show, so one element is never taken as it is.

@@ -248,6 +248,7 @@ int64_t entry(const TensorView& view, int64_t i) {
 
 bool boundaries_hold(const TensorView& view, int64_t tokens) {
   const int64_t count = view.shape[0];
+  if (view.dtype.code != kSignedInteger || (view.dtype.bits != 32 && view.dtype.bits != 64)) return false;
   if (count == 0 || entry(view, 0) != 0) return false;
   for (int64_t i = 1; i < count; ++i) {
     if (entry(view, i) < entry(view, i - 1)) return false;
@@ -256,10 +257,11 @@ bool boundaries_hold(const TensorView& view, int64_t tokens) {
 }
 
 bool same_boundaries(const TensorView& a, const TensorView& b) {
+  if (a.shape[0] != b.shape[0]) return false;
   for (int64_t i = 0; i < a.shape[0]; ++i) {
     if (entry(a, i) != entry(b, i)) return false;
   }
-  return a.shape[0] == b.shape[0];
+  return true;
 }
 
 bool check_sequences(Reading& reading) {
@@ -275,7 +277,7 @@ bool check_sequences(Reading& reading) {
   if (on_host && reading.device.type != kCpu) return false;  // to be moved first
   if (reading.has_host_copy) {
     if (reading.host_copy.device.type != kCpu || !boundaries_hold(reading.host_copy, sizes[kT])) return false;
-    return !on_host || same_boundaries(reading.packed, reading.host_copy);
+    return !on_host || (boundaries_hold(reading.packed, sizes[kT]) && same_boundaries(reading.packed, reading.host_copy));
   }
   return !on_host || boundaries_hold(reading.packed, sizes[kT]);
 }
@@ -635,7 +637,7 @@ PyType_Slot slots[] = {
 PyType_Spec spec = {"fla_dispatch._registry.Operator", sizeof(Operator), 0,
                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, slots};
 
-// One reference per thread that ever called an operator; given up, not released, when the thread ends.
+// Borrowed from the dict of the thread's state, which lets go of it when the thread ends.
 thread_local PyObject* route_of_thread = nullptr;
 
 }  // namespace
@@ -649,10 +651,13 @@ PyObject* make_operator_type() { return PyType_FromSpec(&spec); }
 
 void note_route(PyObject* route) {
   if (route == route_of_thread) return;
-  Py_INCREF(route);
-  PyObject* before = route_of_thread;
+  static PyObject* const key = PyUnicode_InternFromString("fla_dispatch.route");
+  PyObject* state = PyThreadState_GetDict();
+  if (state == nullptr || PyDict_SetItem(state, key, route) != 0) {
+    PyErr_Clear();
+    return;
+  }
   route_of_thread = route;
-  Py_XDECREF(before);
 }
 
 PyObject* last_route() {

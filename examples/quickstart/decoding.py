@@ -1,9 +1,10 @@
 """Writing byte by byte with ``fused_recurrent_kda``, from the states that ``chunk_kda`` left behind a prompt."""
 
-import facade.ops as fla_ops
 import torch
 from model import LanguageModel
 from torch import Tensor
+
+import facade.ops as fla_ops
 
 # Largest difference of a logit, in fp32, where logits reach 10 to 20.
 TOLERANCE = 1e-3

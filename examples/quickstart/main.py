@@ -7,11 +7,9 @@
 import argparse
 import os
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
-import facade
 import plot
 import report
 import text
@@ -22,12 +20,14 @@ from model import LanguageModel
 from torch import Tensor
 from tqdm import tqdm
 
+import facade
+
 # Where the user is: Bazel runs programs from a directory of its own.
 HERE = Path(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
 PLOT = "quickstart.loss.png"
-POINTS = 10  # of the held-out curve
+POINTS = 8  # of the held-out curve
 WINDOW = 256  # bytes that a measurement reads before it starts afresh
-MEASURED, MEASURED_MEANWHILE = 65_536, 8_192  # held-out bytes at the end and at a point of the curve, at most
+MEASURED, MEASURED_MEANWHILE = 65_536, 16_384  # held-out bytes at the end and at other points of the curve, at most
 PROMPT = b"The following "
 
 
@@ -53,7 +53,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda ...")
     parser.add_argument("--backend", metavar="NAME", help="force a backend for every operator")
     parser.add_argument("--seed", type=int, default=0, help="of weights, batches and sample (default: 0)")
-    parser.add_argument("--output", type=Path, default=Path("."), metavar="DIR", help=f"where {PLOT} goes (default: here)")
+    parser.add_argument("--output", type=Path, default=Path("."), metavar="DIR",
+                        help=f"where {PLOT} goes (default: here)")
     return parser.parse_args(arguments)
 
 
@@ -71,22 +72,23 @@ def run(options: argparse.Namespace) -> int:
     learned, held_out = text.split(text.load(options.text and HERE / options.text))
     bigram = text.bigram_loss(learned, held_out)
     device = usable(options.device)
-    torch.set_num_threads(1)  # the operations of so small a network lose by being split over cores
     torch.manual_seed(options.seed)
     model = LanguageModel().to(device)
     learned, held_out = learned.to(device), held_out.to(device)
     check_routes(model, held_out[None, :WINDOW])
 
-    print(f"{len(learned):,} bytes to learn, {len(held_out):,} held out; a bigram model reaches {bigram:.3f} nats per byte")
+    print(f"{len(learned):,} bytes to learn, {len(held_out):,} held out")
+    torch.set_num_threads(1)  # the operations of so small a network lose by being split over cores
     losses, points = train(model, learned, held_out, options)
-    plot.save(picture, losses, points, bigram)
-    held_out_loss = training.evaluate(model, text.windows(held_out, WINDOW, count=MEASURED // WINDOW))
+    held_out_loss = training.evaluate(model, text.windows(held_out, WINDOW, MEASURED // WINDOW))
+    plot.save(picture, losses, [*points, (len(losses), held_out_loss)], bigram)
 
     difference = disagreement(model, held_out[None, :WINDOW])
     print(f"\nbyte by byte against in chunks: logits differ by {difference:.1e} at most (allowed: {TOLERANCE:.0e})")
     print(f"\n{sample(model, PROMPT, 300, seed=options.seed)}\n")
-    print(report.table(report.measure(model, text.windows(held_out, training.LENGTH, count=training.BATCH)[:, 1:])))
-    print(f"\nheld-out loss {held_out_loss:.3f} nats per byte\nbigram model  {bigram:.3f} nats per byte\nplot          {picture}")
+    batch = text.windows(held_out, training.LENGTH, training.BATCH)[:, 1:]
+    print(report.table(report.measure(model, batch)))
+    print(f"\nheld-out loss {held_out_loss:.3f} nats per byte\nbigram model  {bigram:.3f}\nplot          {picture}")
     if not difference <= TOLERANCE:
         print("quickstart: decoding byte by byte disagrees with the chunked pass", file=sys.stderr)
         return 1
@@ -94,18 +96,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def train(model: LanguageModel, learned: Tensor, held_out: Tensor, options: argparse.Namespace):
-    """→ (loss of every batch, held-out losses), by step; shows a progress bar meanwhile."""
-    few = text.windows(held_out, WINDOW, count=MEASURED_MEANWHILE // WINDOW)
+    """→ (loss of every batch, held-out losses on the way), by step; shows a progress bar meanwhile."""
+    few = text.windows(held_out, WINDOW, MEASURED_MEANWHILE // WINDOW)
     progress = training.by_steps(options.steps) if options.steps else training.by_time(options.seconds)
     losses, points = [], []
     with tqdm(total=100, bar_format="{l_bar}{bar}| {elapsed}{postfix}", mininterval=0.5) as bar:
         for step in training.train(model, learned, progress, options.seed):
             losses.append((step.number, step.loss))
-            if step.progress >= (len(points) + 1) / POINTS:
+            if (len(points) + 1) / POINTS <= step.progress < 1:
                 points.append((step.number, training.evaluate(model, few)))
-            tokens = step.number * training.BATCH * training.LENGTH
-            bar.set_postfix_str(f"step {step.number}, loss {step.loss:.2f}, "
-                                f"{tokens / (time.monotonic() - bar.start_t):,.0f} tokens/s", refresh=False)
+            speed = step.number * training.BATCH * training.LENGTH / bar.format_dict["elapsed"]
+            bar.set_postfix_str(f"step {step.number}, loss {step.loss:.2f}, {speed:,.0f} tokens/s", refresh=False)
             bar.update(100 * step.progress - bar.n)
     return losses, points
 

@@ -7,10 +7,11 @@ at all. Without KDA the network sees one byte and can do no better than a table 
 import math
 from dataclasses import dataclass
 
-import facade.ops as fla_ops
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+import facade.ops as fla_ops
 
 BYTES = 256
 
@@ -25,9 +26,9 @@ class Size:
     layers: int = 3
     width: int = 96  # of the residual stream
     hidden: int = 384  # of an MLP
-    heads: int = 3  # H
+    heads: int = 2  # H
     key_channels: int = 32  # K
-    value_channels: int = 32  # V
+    value_channels: int = 48  # V
 
 
 class KDA(nn.Module):

@@ -25,7 +25,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For 2D parameters. ``lr`` is the size of a step in spectral norm, larger for matrices with more rows than columns."""
+    """For 2D parameters. ``lr`` is the spectral norm of a step, times sqrt(rows / columns) where that is above 1."""
 
     def __init__(self, params, lr: float = 0.02, momentum: float = 0.8, weight_decay: float = 0.1):
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))

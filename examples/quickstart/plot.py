@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 INK, QUIET, TRAIN, HELD_OUT = "#222222", "#8a8a8a", "#9db8d9", "#c2410c"
 
@@ -18,7 +19,8 @@ def save(path: Path, train: list[tuple[int, float]], held_out: list[tuple[int, f
                   textcoords="offset points", ha="right", color=QUIET)
     step, loss = held_out[-1]
     axes.annotate(f"{loss:.2f}", (step, loss), xytext=(0, -14), textcoords="offset points", ha="center", color=HELD_OUT)
-    axes.set(xlabel="step", ylabel="loss (nats per byte)", xlim=(0, None), ylim=(0.8, 4))
+    axes.set(xlabel="step", ylabel="loss (nats per byte)", xlim=(0, 1.03 * step), ylim=(0.8, 4))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title("Byte-level language model of KDA layers", loc="left", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)

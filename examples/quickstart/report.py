@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import facade
-import facade.ops as fla_ops
 import torch
-from facade import reference
-from fla_dispatch import Route
 from model import IN_OPERATOR, LanguageModel
 from torch import Tensor
+
+import facade
+import facade.ops as fla_ops
+from facade import reference
+from fla_dispatch import Route
 
 OPERATORS = (fla_ops.chunk_kda, fla_ops.fused_recurrent_kda)
 

@@ -1,6 +1,6 @@
 """The text to learn, as bytes. Its last tenth is held out: never trained on, only measured."""
 
-import math
+import re
 from pathlib import Path
 
 import torch
@@ -36,7 +36,7 @@ def python_manual() -> bytes:
     except ImportError as error:
         raise UnusableText("this Python comes without its manual (the module pydoc_data), which is the default text; "
                            "give another one with --text FILE") from error
-    paragraphs = dict.fromkeys(p for name in sorted(topics) for p in topics[name].split("\n\n"))
+    paragraphs = dict.fromkeys(p for name in sorted(topics) for p in re.split(r"\n{2,}", topics[name]))
     return "\n\n".join(paragraphs).encode()
 
 
@@ -51,7 +51,7 @@ def split(text: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def windows(text: Tensor, length: int, count: int | None = None) -> Tensor:
-    """[n, length + 1]: side by side, each ending in the byte that the next begins with, or ``count`` of them spread out."""
+    """[n, length + 1]: side by side, each ending with the first byte of the next; at most ``count``, spread out."""
     available = (len(text) - 1) // length
     chosen = torch.arange(available)
     if count is not None and count < available:
@@ -65,6 +65,3 @@ def bigram_loss(train: Tensor, held_out: Tensor) -> float:
     counts.index_put_((train[:-1], train[1:]), torch.ones((), dtype=torch.float64), accumulate=True)
     probability = counts / counts.sum(1, keepdim=True)
     return -probability[held_out[:-1], held_out[1:]].log().mean().item()
-
-
-UNIFORM = math.log(256)  # nats per byte of knowing nothing

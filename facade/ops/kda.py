@@ -4,11 +4,11 @@ Yang et al., "Kimi Linear: An Expressive, Efficient Attention Architecture", arX
 """
 
 import torch
-from fla_dispatch import ACCUMULATOR, Result, Rule, dispatch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
 from facade import reference
+from fla_dispatch import ACCUMULATOR, Result, Rule, dispatch
 
 __all__ = ["chunk_kda", "fused_kda_gate", "fused_recurrent_kda", "kda_gate_chunk_cumsum"]
 
@@ -17,12 +17,20 @@ LAYOUTS = {"state_v_first": ("HV K V", "HV V K")}  # of every state, whatever it
 HEADS = Rule("HV % H == 0", "the number of value heads must be a multiple of the number of query/key heads")
 KEY_CHANNELS = Rule("K <= 256", "a head has at most 256 key channels")
 CHUNK_SIZE = Rule("chunk_size in (32, 64)", "`chunk_size` must be either 32 or 64")
-BETA_RANGE = Rule("use_beta_sigmoid_in_kernel", "`allow_neg_eigval` doubles the sigmoid of beta and needs it in the "
-                  "kernel: set use_beta_sigmoid_in_kernel=True", when="allow_neg_eigval")
-GATE_INPUTS = Rule("A_log is not None or lower_bound is not None", "the gate in the kernel needs `A_log` or "
-                   "`lower_bound`", when="use_gate_in_kernel")
-GATE_OF_KERNEL = Rule("use_gate_in_kernel or A_log is None and dt_bias is None", "`A_log` and `dt_bias` belong to the "
-                      "gate in the kernel: set use_gate_in_kernel=True")
+BETA_RANGE = Rule(
+    "use_beta_sigmoid_in_kernel",
+    "`allow_neg_eigval` doubles the sigmoid of beta and needs it in the kernel: set use_beta_sigmoid_in_kernel=True",
+    when="allow_neg_eigval",
+)
+GATE_INPUTS = Rule(
+    "A_log is not None or lower_bound is not None",
+    "the gate in the kernel needs `A_log` or `lower_bound`",
+    when="use_gate_in_kernel",
+)
+GATE_OF_KERNEL = Rule(
+    "use_gate_in_kernel or A_log is None and dt_bias is None",
+    "`A_log` and `dt_bias` belong to the gate in the kernel: set use_gate_in_kernel=True",
+)
 
 SHAPES = {
     "ci": dict(B=1, T=63, H=2, HV=4, K=24, V=40),
@@ -41,20 +49,43 @@ SHAPES = {
         "h": Result("B NT HV K V", "k", when="return_intermediate_states", omitted=True),
     },
     rules=(
-        Rule("cp_context is None", "context parallelism is not implemented; pass cp_context=None",
-             error=NotImplementedError),
-        HEADS, KEY_CHANNELS, CHUNK_SIZE, BETA_RANGE, GATE_INPUTS, GATE_OF_KERNEL,
-        Rule("not use_gate_in_kernel or lower_bound is not None and -5 <= lower_bound < 0",
-             "`safe_gate` with the gate in the kernel needs `lower_bound` in [-5, 0)", when="safe_gate"),
-        Rule("inference", "`return_intermediate_states` works under torch.inference_mode() only",
-             when="return_intermediate_states"),
-        Rule("not disable_recompute", "`return_intermediate_states` and `disable_recompute` exclude each other",
-             when="return_intermediate_states"),
-        Rule("cu_seqlens is not None", "`use_graph` fixes the shape of packed input and needs `cu_seqlens`",
-             when="use_graph"),
+        Rule(
+            "cp_context is None",
+            "context parallelism is not implemented; pass cp_context=None",
+            error=NotImplementedError,
+        ),
+        HEADS,
+        KEY_CHANNELS,
+        CHUNK_SIZE,
+        BETA_RANGE,
+        GATE_INPUTS,
+        GATE_OF_KERNEL,
+        Rule(
+            "not use_gate_in_kernel or lower_bound is not None and -5 <= lower_bound < 0",
+            "`safe_gate` with the gate in the kernel needs `lower_bound` in [-5, 0)",
+            when="safe_gate",
+        ),
+        Rule(
+            "inference",
+            "`return_intermediate_states` works under torch.inference_mode() only",
+            when="return_intermediate_states",
+        ),
+        Rule(
+            "not disable_recompute",
+            "`return_intermediate_states` and `disable_recompute` exclude each other",
+            when="return_intermediate_states",
+        ),
+        Rule(
+            "cu_seqlens is not None",
+            "`use_graph` fixes the shape of packed input and needs `cu_seqlens`",
+            when="use_graph",
+        ),
         Rule("use_graph", "`max_num_seqs` belongs to graph mode: set use_graph=True", when="max_num_seqs"),
-        Rule("N == max_num_seqs", "in graph mode `cu_seqlens` must be padded with empty sequences to max_num_seqs + 1 "
-             "entries", when="max_num_seqs"),
+        Rule(
+            "N == max_num_seqs",
+            "in graph mode `cu_seqlens` must be padded with empty sequences to max_num_seqs + 1 entries",
+            when="max_num_seqs",
+        ),
     ),
     derive={"scale": "K ** -0.5"},
     layouts=LAYOUTS,
@@ -173,8 +204,8 @@ def chunk_kda(
     layouts=LAYOUTS,
     same_dtype=[("q", "k", "v")],
     tolerance="delta_rule",
-    shapes=SHAPES | {"decode_1": dict(B=1, T=1, H=32, HV=32, K=128, V=128),
-                     "decode_64": dict(B=64, T=1, H=32, HV=32, K=128, V=128)},
+    shapes=SHAPES
+    | {"decode_1": dict(B=1, T=1, H=32, HV=32, K=128, V=128), "decode_64": dict(B=64, T=1, H=32, HV=32, K=128, V=128)},
 )
 def fused_recurrent_kda(
     q: Float[Tensor, "B T H K"],
@@ -197,11 +228,14 @@ def fused_recurrent_kda(
 ):
     r"""Kimi Delta Attention token by token: for decoding and short sequences.
 
-    The function, the arguments and the results are those of ``chunk_kda``. Besides, beta may hold one step size per
-    value channel, [B, T, HV, V].
-
     Gradients come from the chunk form: the same function, the same values. Without gradients the tokens are walked one
     by one, so that decoding with ``initial_state`` and ``output_final_state`` costs one step per token.
+
+    Args:
+        q, k, v, g, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, A_log,
+            dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens: as for
+            ``chunk_kda``.
+        beta: step size [B, T, HV], or [B, T, HV, V] with one for every value channel.
 
     Returns:
         (o [B, T, HV, V], final_state [N, HV, K, V] float32 or None).

@@ -148,20 +148,24 @@ def _gate_input(g, A_log, dt_bias):
     return x, None if A_log is None else A_log.to(g.dtype).view(-1, 1).exp()
 
 
-# torch.sigmoid and softplus round differently in the vector and the scalar part of their loops, so that an element's bits
-# depend on its neighbours. exp and log1p do not.
+# torch.sigmoid and log1p round differently in the last elements of a tensor than elsewhere; exp and log do not, and a
+# packed sequence has to give the bits of the same sequence alone.
 
 
 def _sigmoid(x):
-    least = -_EXPONENT[x.dtype]
-    return torch.where(x < least, 0, 1 / (1 + torch.exp(-x.clamp(min=least))))
+    y = _exp_of_minus_abs(x)
+    return torch.where(x > 0, 1, y) / (1 + y)
 
 
 def _softplus(x):
-    return torch.where(x > 0, x + torch.log1p(torch.exp(-x.clamp(min=0))), torch.log1p(torch.exp(x.clamp(max=0))))
+    y = _exp_of_minus_abs(x)
+    sum_ = 1 + y
+    log1p = torch.log(sum_) + (y - (sum_ - 1)) / sum_  # the second term is what rounding took from the sum
+    return torch.where(x > 0, x + log1p, log1p)
 
 
-_EXPONENT = {torch.float32: 88, torch.float64: 709}  # exp overflows beyond, where its gradient would be inf * 0
+def _exp_of_minus_abs(x):
+    return torch.exp(torch.where(x > 0, -x, x))  # written so that autograd is right at 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -227,7 +231,11 @@ def recurrent(
         q = q * (K**-0.5 if scale is None else scale)
         q, k = (x.repeat_interleave(HV // H, 2) for x in (q, k))
         beta = beta if beta.dim() == 4 else beta[..., None].expand_as(v)
-        tokens = [_aligned(x).to(compute_dtype) for x in (q, k, v, decay.bounded_exp(g), beta)]
+
+        def rounded(x):
+            return x if compute_dtype == dtype else x.to(compute_dtype).to(dtype)
+
+        tokens = [rounded(_aligned(x)) for x in (q, k, v, decay.bounded_exp(g), beta)]
         if initial_state is None:
             S = q.new_zeros(B if bounds is None else len(bounds) - 1, HV, K, V)
         else:
@@ -237,34 +245,33 @@ def recurrent(
 
         lengths = None if bounds is None else [stop - start for start, stop in itertools.pairwise(bounds)]
         if bounds is None:
-            o, S = _walk(*tokens, S)
+            o, S = _walk(*tokens, S, rounded)
         elif end and len(set(lengths)) == 1:  # decoding: one token each, all sequences at once
-            o, S = _walk(*(x[0].unflatten(0, (len(lengths), -1)) for x in tokens), S)
+            o, S = _walk(*(x[0].unflatten(0, (len(lengths), -1)) for x in tokens), S, rounded)
             o = o.flatten(0, 1)[None]
         else:
             rows = zip(*(x.split(lengths, 1) for x in tokens), S.split([1] * len(S)))
-            runs = [_walk(*sequence) for sequence in rows]
+            runs = [_walk(*sequence, rounded) for sequence in rows]
             o = torch.cat([tokens[2][:, :0], *(o for o, _ in runs)], 1)
             S = torch.cat([S[:0], *(S for _, S in runs)])
-        o = F.pad(o[..., :V], (0, 0, 0, 0, 0, T - end)).to(o_dtype)
+        o = F.pad(rounded(o)[..., :V], (0, 0, 0, 0, 0, T - end)).to(o_dtype)
         if not output_final_state:
             return o, None
         S = S[..., :K, :V]
         return o, (S.transpose(-1, -2) if state_v_first else S).contiguous()
 
 
-def _walk(q, k, v, alpha, beta, S):
-    """Tokens [B, T, HV, ...] from S [B, HV, K, V], alpha = exp(g); vectors are rounded to q's dtype, S is not."""
+def _walk(q, k, v, alpha, beta, S, rounded):
+    """Tokens [B, T, HV, ...] with alpha = exp(g), from S [B, HV, K, V]; returns (o, S)."""
     B, T, HV, V = v.shape
-    narrow, wide, heads = q.dtype, S.dtype, B * HV
-    rows = [x.transpose(0, 1).reshape(T, heads, 1, x.shape[3]).unbind() for x in (q, k, v, beta)]
-    columns = [x.transpose(0, 1).reshape(T, heads, x.shape[3], 1).unbind() for x in (k, alpha)]
+    rows = [x.transpose(0, 1).reshape(T, B * HV, 1, x.shape[3]).unbind() for x in (q, k, v, beta)]
+    columns = [x.transpose(0, 1).reshape(T, B * HV, x.shape[3], 1).unbind() for x in (k, alpha)]
     state, outputs = S.flatten(0, 1), []
     for q_t, k_t, v_t, beta_t, k_column, alpha_t in zip(*rows, *columns):
-        state = alpha_t.to(wide) * state
-        u = beta_t * (v_t - torch.bmm(k_t.to(wide), state).to(narrow))
-        state = torch.baddbmm(state, k_column.to(wide), u.to(wide))
-        outputs.append(torch.bmm(q_t.to(wide), state).to(narrow))
+        state = alpha_t * state
+        u = rounded(beta_t * rounded(v_t - rounded(torch.bmm(k_t, state))))
+        state = torch.baddbmm(state, k_column, u)
+        outputs.append(torch.bmm(q_t, state))
     o = torch.stack(outputs).view(T, B, HV, V).transpose(0, 1) if outputs else v
     return o, state.view(S.shape)
 

@@ -446,12 +446,14 @@ SPOILT = {
     "N": ({"x": torch.zeros(2, 65, H, K), "state": torch.zeros(2, H, K, V)}, {"state": torch.zeros(3, H, K, V)}),
     "N_packed": (PACKED | {"state": torch.zeros(2, H, K, V)}, {"state": torch.zeros(3, H, K, V)}),
     "N_of_copy": (WITH_COPY, {"cu_seqlens_cpu": offsets(0, 5, 9, 65)}),
-    "batch": (PACKED, {"x": torch.zeros(2, 33, H, K)}),
+    "dtype": (ROW, {"x": torch.zeros(1, 65, H, K, dtype=torch.int32)}),
+    "batch": (PACKED, {"x": torch.zeros(2, 33, H, K), "cu_seqlens": offsets(0, 5, 33)}),
     "start": (PACKED, {"cu_seqlens": offsets(1, 5, 65)}),
     "order": (PACKED, {"cu_seqlens": offsets(0, 66, 65)}),
     "end": (PACKED, {"cu_seqlens": offsets(0, 5, 66)}),
     "end_int32": (PACKED | {"cu_seqlens": offsets(0, 5, 65).int()}, {"cu_seqlens": offsets(0, 5, 66).int()}),
     "end_strided": (PACKED, {"cu_seqlens": offsets(0, 9, 5, 9, 66, 9)[::2]}),
+    "end_of_both": (WITH_COPY, {"cu_seqlens": offsets(0, 5, 66), "cu_seqlens_cpu": offsets(0, 5, 66)}),
     "copy_differs": (WITH_COPY, {"cu_seqlens_cpu": offsets(0, 6, 65)}),
     "copy_alone": (WITH_COPY, {"cu_seqlens": None}),
 }  # fmt: skip
@@ -479,3 +481,28 @@ def test_sizes_that_only_their_product_ties(register):
     toy_product(torch.zeros(2, 33), torch.zeros(66))
     with pytest.raises(ValueError, match="`flat` .* must have B.T = 68 in axis 0"):
         toy_product(torch.zeros(2, 34), torch.zeros(66))
+
+
+NARROW_BOUNDARIES = """
+import ctypes, mmap, torch
+from fla_dispatch import Result, dispatch
+from jaxtyping import Float, Integer
+from torch import Tensor
+
+@dispatch("toy_narrow", returns=Result("B T", "x"))
+def toy_narrow(x: Float[Tensor, "B T"], cu_seqlens: Integer[Tensor, "N+1"]):
+    return x
+
+pages, size = mmap.mmap(-1, 2 * mmap.PAGESIZE), mmap.PAGESIZE
+after = ctypes.addressof(ctypes.c_char.from_buffer(pages)) + size
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(after), ctypes.c_size_t(size), 0) == 0  # nobody may read on
+try:
+    toy_narrow(torch.zeros(1, 8), torch.frombuffer(pages, dtype=torch.int8, count=size))
+except TypeError as error:
+    print(error)
+"""
+
+
+def test_boundaries_of_another_width(fresh_python):
+    """One-byte boundaries are refused before anyone reads them four bytes at a time, past their end."""
+    assert fresh_python(NARROW_BOUNDARIES) == "toy_narrow: `cu_seqlens` must be int32 or int64, not int8\n"

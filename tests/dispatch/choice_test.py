@@ -104,6 +104,34 @@ def test_decisions_may_read_facts_only(register, member, name):
         toy_choice(x())
 
 
+@pytest.mark.parametrize(("name", "one", "other"), [
+    ("flag", False, True), ("size", 64, 32), ("scale", 0.5, 0.25), ("scale", None, 0.5),
+    ("v", None, torch.zeros(B, T, H, V)),
+    ("x", torch.zeros(B, T, H, K), torch.zeros(B, T, H, K, dtype=torch.float64)),
+    ("x", torch.zeros(B, T, H, K).half(), torch.zeros(B, T, H, K).bfloat16()),
+])  # fmt: skip
+def test_whatever_facts_hold_can_decide(register, name, one, other):
+    """Two calls that differ in it never share a decision."""
+    def of(facts):
+        return facts.dtype if name == "x" else facts.options.get(name, name in facts.tensors)
+
+    first = []
+    register(toy(also_refuses=lambda facts: [] if of(facts) == first[0] else ["another"]))
+    first.append(one.dtype if name == "x" else False if name == "v" else one)
+    for _ in range(2):
+        assert runs(**{"x": x()} | {name: one}) == "toy_all"
+        assert runs(**{"x": x()} | {name: other}) == "reference"
+
+
+def test_modes_decide(register):
+    register(toy(also_refuses=lambda facts: ["inference"] if facts.inference else []))
+    for _ in range(2):
+        with torch.no_grad():
+            assert runs(x()) == "toy_all"
+        with torch.inference_mode():
+            assert runs(x()) == "reference"
+
+
 def test_facts_hold_no_value_that_varies(register):
     seen = []
     register(toy(also_refuses=lambda facts: seen.append(facts) or ()))

@@ -4,8 +4,9 @@ import doctest
 import re
 from pathlib import Path
 
-import facade.ops.kda
 import pytest
+
+import facade.ops.kda
 from fla_dispatch import operators
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -13,7 +14,11 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in s
 
 
 def _public():
-    return [operator.public for name, operator in operators().items() if operator.declaration.body.__module__.startswith("facade.")]
+    return [
+        operator.public
+        for name, operator in operators().items()
+        if operator.declaration.body.__module__.startswith("facade.")
+    ]
 
 
 @pytest.mark.parametrize("function", _public(), ids=lambda f: f.__name__)

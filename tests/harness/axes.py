@@ -14,7 +14,8 @@ def pairwise(axes: dict[str, list], valid) -> list[dict]:
     open_pairs = {
         ((a, i), (b, j))
         for a, b in itertools.combinations(names, 2)
-        for i in range(len(axes[a])) for j in range(len(axes[b]))
+        for i in range(len(axes[a]))
+        for j in range(len(axes[b]))
     }
     cases = []
     while open_pairs:
