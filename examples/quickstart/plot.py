@@ -18,7 +18,8 @@ def save(path: Path, train: list[tuple[int, float]], held_out: list[tuple[int, f
     axes.annotate(f"bigram model {bigram:.2f}", (1, bigram), xycoords=("axes fraction", "data"), xytext=(-4, 4),
                   textcoords="offset points", ha="right", color=QUIET)
     step, loss = held_out[-1]
-    axes.annotate(f"{loss:.2f}", (step, loss), xytext=(0, -14), textcoords="offset points", ha="center", color=HELD_OUT)
+    axes.annotate(f"{loss:.2f}", (step, loss), xytext=(0, -16), textcoords="offset points", ha="center", color=HELD_OUT,
+                  bbox=dict(facecolor="white", edgecolor="none", alpha=0.8, pad=1))
     axes.set(xlabel="step", ylabel="loss (nats per byte)", xlim=(0, 1.03 * step), ylim=(0.8, 4))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title("Byte-level language model of KDA layers", loc="left", color=INK)

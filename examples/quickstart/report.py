@@ -59,7 +59,7 @@ def chunk_row(tensors, right, right_gradients) -> Row:
     with torch.no_grad():
         forward = milliseconds(lambda: call(fla_ops.chunk_kda, tensors))
     both = milliseconds(lambda: differentiate(fla_ops.chunk_kda, tensors))
-    return Row(route, errors, {f"{B} x {T} bytes forward": forward, "and backward": both})
+    return Row(route, errors, {f"for {B} x {T} bytes": forward, "with backward": both})
 
 
 @torch.no_grad()
@@ -70,7 +70,7 @@ def recurrent_row(tensors, right) -> Row:
     byte = {name: tensor[:1, -1:] if tensor.dim() > 2 else tensor for name, tensor in tensors.items()}
     state = results["state"][:1]
     return Row(route, errors,
-               {"1 byte": milliseconds(lambda: call(fla_ops.fused_recurrent_kda, byte, initial_state=state))})
+               {"for 1 byte": milliseconds(lambda: call(fla_ops.fused_recurrent_kda, byte, initial_state=state))})
 
 
 def call(operator, tensors, **options) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ def python_manual() -> bytes:
     except ImportError as error:
         raise UnusableText("this Python comes without its manual (the module pydoc_data), which is the default text; "
                            "give another one with --text FILE") from error
-    paragraphs = dict.fromkeys(p for name in sorted(topics) for p in re.split(r"\n{2,}", topics[name]))
+    paragraphs = dict.fromkeys(p for name in sorted(topics) for p in re.split(r"\n{2,}", topics[name].strip("\n")))
     return "\n\n".join(paragraphs).encode()
 
 

@@ -28,9 +28,17 @@ def by_steps(count: int) -> Callable[[int], float]:
 
 
 def by_time(seconds: float) -> Callable[[int], float]:
-    """Progress of a training that starts now and takes ``seconds``."""
-    start = time.monotonic()
-    return lambda steps: min((time.monotonic() - start) / seconds, 1)
+    """Progress of a training that takes ``seconds`` from its second step; during the first, torch loads modules."""
+    start = None
+
+    def progress(steps):
+        nonlocal start
+        if steps == 0:
+            return 0.0
+        start = start or time.monotonic()
+        return min((time.monotonic() - start) / seconds, 1)
+
+    return progress
 
 
 def train(model: LanguageModel, text: Tensor, progress: Callable[[int], float], seed: int = 0) -> Iterator[Step]:

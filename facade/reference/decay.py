@@ -32,12 +32,19 @@ import math
 import torch
 
 
+def largest_exponent(dtype):
+    """Where exp and its products with ordinary numbers are still finite, so that 0 * exp(x) is 0."""
+    return math.log(torch.finfo(dtype).max) - 16
+
+
 def bounded_exp(x):
-    """exp(x), with x held where exp and its products with ordinary numbers stay finite, so that 0 * exp(x) is 0.
+    """exp(x), exactly 0 below the normal numbers (which exp is slow to reach), held at ``largest_exponent`` above.
 
     Only sums that amplify beyond 1e31 (fp32) or 1e301 (fp64) are held; they must not turn an empty state into NaN.
     """
-    return x.clamp(max=math.log(torch.finfo(x.dtype).max) - 16).exp_()
+    least = math.log(torch.finfo(x.dtype).tiny) + 1
+    zero = torch.exp(torch.tensor(least, dtype=x.dtype)).item()
+    return x.clamp(least, largest_exponent(x.dtype)).exp_().sub_(zero)
 
 
 def levels(g):
@@ -79,6 +86,14 @@ def decayed_halves(reads, keys, since, until):
     return X.flatten(0, 1), keys.view(-1, 2, size, K)[:, 0] * until
 
 
+def _exact(x):
+    """In fp64 where the device has it.
+
+    Rows of equal keys round alike. In a delta rule with beta |key|^2 = 2, where nothing decays, that drift adds up.
+    """
+    return x.double() if x.device.type in ("cpu", "cuda") else x
+
+
 def pair(reads, keys, tree):
     """A [n, R, C, C] of the formula above; entries above the diagonal are 0."""
     n, R, C, K = reads.shape
@@ -87,7 +102,7 @@ def pair(reads, keys, tree):
     for since, until in tree[:-1]:
         size = since.shape[1]
         X, Y = decayed_halves(reads, keys, since, until)
-        A_block = torch.bmm(X.flatten(1, 2), Y.transpose(1, 2))
+        A_block = torch.bmm(_exact(X).flatten(1, 2), _exact(Y).transpose(1, 2))
         blocks(A, size).copy_(A_block.view(n, -1, R, size, size))
     return A
 

@@ -235,7 +235,8 @@ def recurrent(
         def rounded(x):
             return x if compute_dtype == dtype else x.to(compute_dtype).to(dtype)
 
-        tokens = [rounded(_aligned(x)) for x in (q, k, v, decay.bounded_exp(g), beta)]
+        alpha = torch.exp(g.clamp(max=decay.largest_exponent(dtype)))
+        tokens = [rounded(_aligned(x)) for x in (q, k, v, alpha, beta)]
         if initial_state is None:
             S = q.new_zeros(B if bounds is None else len(bounds) - 1, HV, K, V)
         else:

@@ -24,11 +24,20 @@ class Cell:
 
 
 def selected() -> list[Cell]:
-    """All cells, or the one that FLA_TEST_OP and FLA_TEST_BACKEND name; on FLA_TEST_DEVICE, by default the CPU."""
-    device = torch.device(os.environ.get("FLA_TEST_DEVICE", "cpu"))
+    """All cells, or the one that FLA_TEST_OP and FLA_TEST_BACKEND name.
+
+    FLA_TEST_DEVICE (a lane sets it) is where cells run that are declared for other hardware than the CPU.
+    """
+    accelerator = os.environ.get("FLA_TEST_DEVICE", "cpu")
     subject, backend = os.environ.get("FLA_TEST_OP"), os.environ.get("FLA_TEST_BACKEND")
-    pairs = dict.fromkeys((s, b) for s, b, _ in CELLS)
-    cells = [Cell(s, b, device) for s, b in pairs if subject in (None, s) and backend in (None, b)]
+    hardware: dict[tuple[str, str], set[str]] = {}
+    for s, b, where in CELLS:
+        hardware.setdefault((s, b), set()).add(where)
+    cells = [
+        Cell(s, b, torch.device("cpu" if where == {"cpu"} else accelerator))
+        for (s, b), where in hardware.items()
+        if subject in (None, s) and backend in (None, b)
+    ]
     if not cells:
-        raise ValueError(f"no cell {subject}_{backend}; there are {', '.join(f'{s}_{b}' for s, b in pairs)}")
+        raise ValueError(f"no cell {subject}_{backend}; there are {', '.join(f'{s}_{b}' for s, b in hardware)}")
     return cells
