@@ -51,8 +51,8 @@ def train(model: LanguageModel, text: Tensor, progress: Callable[[int], float], 
     schedules = [LambdaLR(optimizer, lambda step: min((step + 1) / WARM_UP, 1) * (1 - progress(step)))
                  for optimizer in optimizers]
     random = torch.Generator().manual_seed(seed)
-    number = 0
-    while progress(number) < 1:
+    number, done = 0, 0.0
+    while done < 1:
         start = torch.randint(len(text) - LENGTH, (BATCH, 1), generator=random)
         loss = model.loss(text[(start + torch.arange(LENGTH + 1)).to(text.device)])
         loss.backward()
@@ -61,7 +61,8 @@ def train(model: LanguageModel, text: Tensor, progress: Callable[[int], float], 
             optimizer.zero_grad()
             schedule.step()
         number += 1
-        yield Step(number, progress(number), loss.item())
+        done = progress(number)
+        yield Step(number, done, loss.item())
 
 
 @torch.no_grad()
