@@ -53,8 +53,8 @@ def report(events: pathlib.Path) -> Counter:
             for output in attempt.get("testActionOutput", []):
                 if output["name"] != "test.xml" or "uri" not in output:
                     continue
-                path = urllib.parse.unquote(urllib.parse.urlparse(output["uri"]).path)
-                for name, outcome in cases(pathlib.Path(path)):
+                path = pathlib.Path(urllib.parse.unquote(urllib.parse.urlparse(output["uri"]).path))
+                for name, outcome in cases(path) if path.exists() else [("test.xml is gone", "failed")]:
                     counts[outcome] += 1
                     if outcome == "failed":
                         print(f"FAILED {label} {name}")

@@ -190,7 +190,7 @@ def declare(
         (names, [rule.when for rule in rules if rule.when]),
         (names | {ACCUMULATOR}, [r.dtype for r in results.values() if isinstance(r.dtype, str)]),
         (names, [name for group in same_dtype for name in group]),
-        (letters, [name for expression in derive.values() for name in compile(expression, "", "eval").co_names]),
+        (letters - VARYING, [name for expression in derive.values() for name in compile(expression, "", "eval").co_names]),
     ):
         for name in used:
             if name not in known:

@@ -15,8 +15,12 @@ import facade.ops as fla_ops
 
 BYTES = 256
 
-# How both operators are called: they normalise q and k, compute the gate from its raw input and beta from its logit.
+# Both operators normalise q and k, compute the gate from its raw input and beta from its logit.
 IN_OPERATOR = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True)
+OPTIONS = {
+    fla_ops.chunk_kda: IN_OPERATOR | dict(disable_recompute=True),  # batches are small: memory for time
+    fla_ops.fused_recurrent_kda: IN_OPERATOR,
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class KDA(nn.Module):
     def forward(self, x: Tensor, state: Tensor | None, operator) -> tuple[Tensor, Tensor]:
         """x [B, T, width], state [B, H, K, V] → the same, T bytes later."""
         tensors, gate = self.operands(x)
-        o, state = operator(**tensors, **IN_OPERATOR, initial_state=state, output_final_state=True)
+        o, state = operator(**tensors, **OPTIONS[operator], initial_state=state, output_final_state=True)
         return self.out((self.norm(o) * gate.sigmoid()).flatten(-2)), state
 
 

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from model import IN_OPERATOR, LanguageModel
+from model import IN_OPERATOR, OPTIONS, LanguageModel
 from torch import Tensor
 
 import facade
 import facade.ops as fla_ops
 from facade import reference
 from fla_dispatch import Route
-
-OPERATORS = (fla_ops.chunk_kda, fla_ops.fused_recurrent_kda)
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ def operands(model: LanguageModel, tokens: Tensor) -> dict[str, Tensor]:
 
 def routes(tensors: dict[str, Tensor]) -> list[Route]:
     """Who would run each operator. Raises ``ValueError`` when a backend is forced that nobody knows."""
-    return [facade.explain(operator, **tensors, **IN_OPERATOR) for operator in OPERATORS]
+    return [facade.explain(operator, **tensors, **options) for operator, options in OPTIONS.items()]
 
 
 def measure(model: LanguageModel, tokens: Tensor) -> list[Row]:
@@ -74,7 +72,7 @@ def recurrent_row(tensors, right) -> Row:
 
 
 def call(operator, tensors, **options) -> dict[str, Tensor]:
-    o, state = operator(**tensors, **IN_OPERATOR, output_final_state=True, **options)
+    o, state = operator(**tensors, **OPTIONS.get(operator, IN_OPERATOR), output_final_state=True, **options)
     return {"output": o, "state": state}
 
 

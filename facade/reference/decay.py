@@ -126,8 +126,12 @@ def pair_backward(reads, keys, tree, dA, dsince, duntil, dreads, dkeys):
         second_dsince[:, -1] += second_total
         X, Y = decayed_halves(reads, keys, since, until)
         dA_block = blocks(dA, size).reshape(-1, R * size, size)
-        dX = torch.bmm(dA_block, Y).view_as(X)
-        dY = torch.bmm(dA_block.transpose(1, 2), X.flatten(1, 2))
+        if size == 1:  # outer products, which bmm is slow at
+            dX = dA_block[..., None] * Y[:, None]
+            dY = (dA_block[..., None] * X).sum(1)
+        else:
+            dX = torch.bmm(dA_block, Y).view_as(X)
+            dY = torch.bmm(dA_block.transpose(1, 2), X.flatten(1, 2))
         second_halves(dreads, size).addcmul_(dX.unflatten(0, (n, -1)), since.view(n, -1, 1, size, K))
         dkeys.view(-1, 2, size, K)[:, 0].addcmul_(dY, until)
         for r in range(R):

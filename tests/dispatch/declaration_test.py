@@ -127,6 +127,7 @@ def test_other_dtypes_are_refused_rather_than_widened():
     ({"layouts": {"casual": ("H K V", "H V K")}}, "casual"),
     ({"derive": {"scal": "K ** -0.5"}}, "scal"),
     ({"derive": {"scale": "D ** -0.5"}}, "D"),
+    ({"derive": {"scale": "T ** -0.5"}}, "T"),
     ({"chunk_size": "chunk"}, "chunk"),
     ({"returns": Result("B T", "x")}, "x"),
     ({"returns": {"o": Result("B T", "q", when="casual")}}, "casual"),

@@ -64,6 +64,14 @@ def test_a_failure_that_no_case_tells_of_counts(run, tmp_path, xml):
     assert "FAILED //hangs TIMEOUT" in lines
 
 
+def test_a_report_that_is_gone_counts(run, tmp_path):
+    event = passed(tmp_path)
+    (tmp_path / "good with a space.xml").unlink()
+    status, lines = run(event)
+    assert (status, lines[-1]) == (1, "0 passed, 1 failed")
+    assert "FAILED //good test.xml is gone" in lines
+
+
 def test_a_target_that_did_not_build_counts(run, tmp_path):
     broken = {"id": {"targetCompleted": {"label": "//broken"}}, "completed": {}}
     built = {"id": {"targetCompleted": {"label": "//good"}}, "completed": {"success": True}}
