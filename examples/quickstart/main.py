@@ -25,9 +25,8 @@ import facade
 # Where the user is: Bazel runs programs from a directory of its own.
 HERE = Path(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
 PLOT = "quickstart.loss.png"
-POINTS = 8  # of the held-out curve
-WINDOW = 256  # bytes that a measurement reads before it starts afresh
-MEASURED, MEASURED_MEANWHILE = 65_536, 16_384  # held-out bytes at the end and at other points of the curve, at most
+POINTS = 6  # of the held-out curve
+WINDOW, WINDOWS = 256, 160  # bytes that a measurement reads before it starts afresh; how often, at most
 PROMPT = b"The following "
 
 
@@ -79,8 +78,9 @@ def run(options: argparse.Namespace) -> int:
 
     print(f"{len(learned):,} bytes to learn, {len(held_out):,} held out")
     torch.set_num_threads(1)  # the operations of so small a network lose by being split over cores
-    losses, points = train(model, learned, held_out, options)
-    held_out_loss = training.evaluate(model, text.windows(held_out, WINDOW, MEASURED // WINDOW))
+    measured = text.windows(held_out, WINDOW, WINDOWS)
+    losses, points = train(model, learned, measured, options)
+    held_out_loss = training.evaluate(model, measured)
     plot.save(picture, losses, [*points, (len(losses), held_out_loss)], bigram)
 
     difference = disagreement(model, held_out[None, :WINDOW])
@@ -95,19 +95,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def train(model: LanguageModel, learned: Tensor, held_out: Tensor, options: argparse.Namespace):
-    """→ (loss of every batch, held-out losses on the way), by step; shows a progress bar meanwhile."""
-    few = text.windows(held_out, WINDOW, MEASURED_MEANWHILE // WINDOW)
+def train(model: LanguageModel, learned: Tensor, measured: Tensor, options: argparse.Namespace):
+    """→ (loss of every batch, losses on ``measured`` on the way), by step; shows a progress bar meanwhile."""
     progress = training.by_steps(options.steps) if options.steps else training.by_time(options.seconds)
     losses, points = [], []
     with tqdm(total=100, bar_format="{l_bar}{bar}| {elapsed}{postfix}", mininterval=0.5) as bar:
         for step in training.train(model, learned, progress, options.seed):
             losses.append((step.number, step.loss))
-            if (len(points) + 1) / POINTS <= step.progress < 1:
-                points.append((step.number, training.evaluate(model, few)))
-            speed = step.number * training.BATCH * training.LENGTH / bar.format_dict["elapsed"]
-            bar.set_postfix_str(f"step {step.number}, loss {step.loss:.2f}, {speed:,.0f} tokens/s", refresh=False)
-            bar.update(100 * step.progress - bar.n)
+            if (len(points) + 1) / POINTS <= step.done < 1:
+                points.append((step.number, training.evaluate(model, measured)))
+            bar.set_postfix_str(f"step {step.number}, loss {step.loss:.2f}, {step.speed:,.0f} tokens/s", refresh=False)
+            bar.update(100 * step.done - bar.n)
     return losses, points
 
 

@@ -15,54 +15,58 @@ MUON_RATE, ADAMW_RATE = 0.05, 0.01
 WARM_UP = 5  # steps
 
 
+# From steps taken and seconds spent to the part of the training that is done, 0 to 1.
+Progress = Callable[[int, float], float]
+
+
+def by_steps(count: int) -> Progress:
+    return lambda steps, seconds: steps / count
+
+
+def by_time(limit: float) -> Progress:
+    return lambda steps, seconds: min(seconds / limit, 1)
+
+
 @dataclass(frozen=True)
 class Step:
     number: int  # from 1
-    progress: float  # of the whole training, 0 to 1
+    seconds: float  # spent in steps so far; the first does not count, torch loads modules meanwhile
+    done: float  # part of the training
     loss: float  # nats per byte, before the step
 
-
-def by_steps(count: int) -> Callable[[int], float]:
-    """Progress of a training of ``count`` steps."""
-    return lambda steps: steps / count
-
-
-def by_time(seconds: float) -> Callable[[int], float]:
-    """Progress of a training that takes ``seconds`` from its second step; during the first, torch loads modules."""
-    start = None
-
-    def progress(steps):
-        nonlocal start
-        if steps == 0:
-            return 0.0
-        start = start or time.monotonic()
-        return min((time.monotonic() - start) / seconds, 1)
-
-    return progress
+    @property
+    def speed(self) -> float:
+        """Tokens per second so far."""
+        return (self.number - 1) * BATCH * LENGTH / self.seconds if self.seconds else 0
 
 
-def train(model: LanguageModel, text: Tensor, progress: Callable[[int], float], seed: int = 0) -> Iterator[Step]:
-    """Take steps until ``progress(steps taken)`` is 1; yields each. Learning rates fall with progress, to 0."""
+def train(model: LanguageModel, text: Tensor, progress: Progress, seed: int = 0) -> Iterator[Step]:
+    """Take steps until ``progress`` is 1 and yield each. Learning rates fall with progress, to 0."""
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in model.blocks.parameters() if p.requires_grad and p.dim() == 2]
     others = [p for p in trained if all(p is not matrix for matrix in matrices)]
     optimizers = [Muon(matrices, lr=MUON_RATE),
                   torch.optim.AdamW(others, lr=ADAMW_RATE, betas=(0.9, 0.95), weight_decay=0)]
-    schedules = [LambdaLR(optimizer, lambda step: min((step + 1) / WARM_UP, 1) * (1 - progress(step)))
+    number, seconds, done = 0, 0.0, 0.0
+    schedules = [LambdaLR(optimizer, lambda step: min((step + 1) / WARM_UP, 1) * (1 - done))
                  for optimizer in optimizers]
     random = torch.Generator().manual_seed(seed)
-    number, done = 0, 0.0
     while done < 1:
+        began = time.monotonic()
         start = torch.randint(len(text) - LENGTH, (BATCH, 1), generator=random)
         loss = model.loss(text[(start + torch.arange(LENGTH + 1)).to(text.device)])
         loss.backward()
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-            schedule.step()
+        nats = loss.item()
         number += 1
-        done = progress(number)
-        yield Step(number, done, loss.item())
+        if number > 1:
+            seconds += time.monotonic() - began
+        done = progress(number, seconds)
+        for schedule in schedules:
+            schedule.step()
+        yield Step(number, seconds, done, nats)
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ Shapes: reads [n, R, C, K] (R reads per row that share the decay), keys [n, C, K
 power of two. ``tree`` is the list of what ``levels(g)`` yields.
 """
 
+import functools
 import math
 
 import torch
@@ -42,9 +43,15 @@ def bounded_exp(x):
 
     Only sums that amplify beyond 1e31 (fp32) or 1e301 (fp64) are held; they must not turn an empty state into NaN.
     """
-    least = math.log(torch.finfo(x.dtype).tiny) + 1
-    zero = torch.exp(torch.tensor(least, dtype=x.dtype)).item()
+    least, zero = _smallest(x.dtype, x.device)
     return x.clamp(least, largest_exponent(x.dtype)).exp_().sub_(zero)
+
+
+@functools.cache
+def _smallest(dtype, device):
+    """(x, exp(x)) with exp(x) just above the smallest normal number, as ``device`` rounds it."""
+    x = math.log(torch.finfo(dtype).tiny) + 1
+    return x, torch.exp(torch.full((), x, dtype=dtype, device=device))
 
 
 def levels(g):

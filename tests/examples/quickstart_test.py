@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -94,10 +95,15 @@ def test_a_seed_fixes_the_training(manual):
     assert losses(1) == losses(1) != losses(2)
 
 
-def test_training_by_time_ends_in_time(manual):
-    steps = list(training.train(LanguageModel(SMALL), manual[0], training.by_time(0.5)))
-    assert steps[-1].progress == 1
-    assert all(step.progress < 1 for step in steps[:-1])
+def test_training_by_time_counts_the_time_of_steps(manual):
+    steps = []
+    for step in training.train(LanguageModel(SMALL), manual[0], training.by_time(0.5)):
+        steps.append(step)
+        time.sleep(0.01)  # whoever looks at a step meanwhile takes nothing from the training
+    *before, last = steps
+    assert last.done == 1 and last.seconds >= 0.5
+    assert all(step.done == step.seconds / 0.5 < 1 for step in before)
+    assert last.seconds <= 0.5 + (last.seconds - before[-1].seconds)
 
 
 # --- the text --------------------------------------------------------------------------------------------------------
