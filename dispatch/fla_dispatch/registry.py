@@ -200,7 +200,7 @@ def _refusal(backend: Backend, facts: Facts, defaults, state: gates.Gates) -> st
 
 def architecture(device: torch.device) -> str:
     """ "sm90", "gfx942" …; the device type where there is nothing finer to say."""
-    if device.type == "cuda" and torch.cuda.is_available():
+    if device.type == "cuda" and (device.index or 0) < torch.cuda.device_count():
         if torch.version.hip:
             return torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
         return "sm{}{}".format(*torch.cuda.get_device_capability(device))

@@ -51,7 +51,7 @@ def bounded_exp(x):
 def _smallest(dtype, device):
     """(x, exp(x)) with exp(x) just above the smallest normal number, as ``device`` rounds it."""
     x = math.log(torch.finfo(dtype).tiny) + 1
-    return x, torch.exp(torch.full((), x, dtype=dtype, device=device))
+    return x, torch.exp(torch.full((), x, dtype=dtype, device=device)).item()
 
 
 def levels(g):

@@ -156,7 +156,9 @@ def differentiating_twice():
 
 
 def pretending_to_be_cuda(provoke):
-    return inside(lambda: mock.patch.object(bind, "_check_devices", lambda *_: torch.device("cuda")), provoke)
+    """On a machine with a GPU and on one without."""
+    elsewhere = {"_check_devices": lambda *_: torch.device("cuda"), "architecture": lambda device: device.type}
+    return inside(lambda: mock.patch.multiple(bind, **elsewhere), provoke)
 
 
 @contextlib.contextmanager
