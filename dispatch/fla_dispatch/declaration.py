@@ -190,7 +190,7 @@ def declare(
         (names, [rule.when for rule in rules if rule.when]),
         (names | {ACCUMULATOR}, [r.dtype for r in results.values() if isinstance(r.dtype, str)]),
         (names, [name for group in same_dtype for name in group]),
-        (letters - VARYING, [name for expression in derive.values() for name in compile(expression, "", "eval").co_names]),
+        (letters - VARYING, [name for expression in derive.values() for name in _names(expression)]),
     ):
         for name in used:
             if name not in known:
@@ -216,8 +216,12 @@ def declare(
     )
 
 
+def _names(expression: str) -> tuple[str, ...]:
+    return compile(expression, "<derive>", "eval").co_names
+
+
 def _derivation(expression: str) -> Callable:
-    names = compile(expression, "<derive>", "eval").co_names
+    names = _names(expression)
     value = eval(f"lambda {', '.join(names)}: {expression}", {"__builtins__": {}})
     return lambda sizes: value(*(sizes[name] for name in names))
 
