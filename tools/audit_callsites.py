@@ -19,22 +19,17 @@ from dataclasses import asdict
 sys.path.insert(0, str(pathlib.Path(__file__).absolute().parents[1]))
 
 from tools.audit.places import Audit, Place
-from tools.repository import ROOT, UserError, nearest, run, sources
+from tools.repository import ROOT, UserError, nearest, parser, run, sources
 
 KERNELS = "kernels/"
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0],
-        allow_abbrev=False,
-        epilog=__doc__.partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("name", nargs="?", metavar="OP|KERNEL|PARAMETER", help="leave out to check all launches")
-    parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository; by default this one")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("name", nargs="?", metavar="OP|KERNEL|PARAMETER", help="leave out to check all launches")
+    command.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository; by default this one")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    return command.parse_args()
 
 
 def as_text(places: list[Place]) -> str:

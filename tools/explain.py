@@ -20,7 +20,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).absolute().parents[1]))
 
-from tools.repository import UserError, add_import_roots, nearest, run
+from tools.repository import UserError, add_import_roots, nearest, parser, run
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 DEFAULT_SHAPE = "train_8k"
@@ -29,18 +29,13 @@ DEFAULT_SHAPE = "train_8k"
 def arguments() -> argparse.Namespace:
     from fla_dispatch.dims import DIMS
 
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0],
-        allow_abbrev=False,
-        epilog=__doc__.partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("operator", help="a public operator: chunk_kda")
-    parser.add_argument("--shape", metavar="NAME", help="named shape of the declaration that gives the other sizes")
-    parser.add_argument("--dtype", default="bf16", choices=[*DTYPES, *DTYPES.values()], help="of the float tensors")
-    parser.add_argument("--device", help="cpu, cuda, npu ...; by default cuda with --arch, otherwise cpu")
-    parser.add_argument("--arch", help="sm80, sm90, sm100, gfx942 ...; by default that of this machine's device")
-    parser.add_argument(
+    command = parser(__doc__)
+    command.add_argument("operator", help="a public operator: chunk_kda")
+    command.add_argument("--shape", metavar="NAME", help="named shape of the declaration that gives the other sizes")
+    command.add_argument("--dtype", default="bf16", choices=[*DTYPES, *DTYPES.values()], help="of the float tensors")
+    command.add_argument("--device", help="cpu, cuda, npu ...; by default cuda with --arch, otherwise cpu")
+    command.add_argument("--arch", help="sm80, sm90, sm100, gfx942 ...; by default that of this machine's device")
+    command.add_argument(
         "--with",
         dest="tensors",
         metavar="TENSOR,...",
@@ -48,7 +43,7 @@ def arguments() -> argparse.Namespace:
         default=[],
         help="optional tensors that are present",
     )
-    parser.add_argument(
+    command.add_argument(
         "--set",
         dest="options",
         metavar="OPTION=VALUE",
@@ -56,14 +51,14 @@ def arguments() -> argparse.Namespace:
         default=[],
         help="an option of the operator; may be given several times",
     )
-    parser.add_argument("--grad", action="store_true", help="gradients are wanted")
-    parser.add_argument("--inference", action="store_true", help="under torch.inference_mode()")
-    parser.add_argument("--backend", metavar="NAME", help="as inside `with facade.use_backend(NAME)`")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    sizes = parser.add_argument_group("sizes")
+    command.add_argument("--grad", action="store_true", help="gradients are wanted")
+    command.add_argument("--inference", action="store_true", help="under torch.inference_mode()")
+    command.add_argument("--backend", metavar="NAME", help="as inside `with facade.use_backend(NAME)`")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    sizes = command.add_argument_group("sizes")
     for letter, meaning in DIMS.items():
         sizes.add_argument(f"--{letter}", type=int, metavar="SIZE", help=meaning)
-    return parser.parse_args()
+    return command.parse_args()
 
 
 def sizes(declaration, wanted: argparse.Namespace) -> tuple[dict[str, int], str | None]:

@@ -18,7 +18,7 @@ import types
 
 sys.path.insert(0, str(pathlib.Path(__file__).absolute().parents[1]))
 
-from tools.repository import UserError, add_import_roots, nearest, run
+from tools.repository import UserError, add_import_roots, nearest, parser, run
 
 OURS = "facade.ops"
 
@@ -183,28 +183,23 @@ def backend_lines(described: list[dict]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0],
-        allow_abbrev=False,
-        epilog=__doc__.partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--package", default=OURS, help="facade.ops (default) or any other, such as fla.ops")
-    parser.add_argument("--filter", metavar="TEXT", help="only operators with TEXT in their name or module")
-    parser.add_argument(
+    command = parser(__doc__)
+    command.add_argument("--package", default=OURS, help="facade.ops (default) or any other, such as fla.ops")
+    command.add_argument("--filter", metavar="TEXT", help="only operators with TEXT in their name or module")
+    command.add_argument(
         "--signature",
         metavar="OPERATOR",
         action="append",
         default=[],
         help="print its whole signature; may be given several times",
     )
-    parser.add_argument(
+    command.add_argument(
         "--backends",
         action="store_true",
         help="print who can run each operator, and why a backend is not available here",
     )
-    parser.add_argument("--json", action="store_true", help="print everything in JSON: signatures too")
-    return parser.parse_args()
+    command.add_argument("--json", action="store_true", help="print everything in JSON: signatures too")
+    return command.parse_args()
 
 
 def select(operators: dict, wanted: argparse.Namespace) -> dict:

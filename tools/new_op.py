@@ -6,14 +6,13 @@
 Nothing is overwritten. An operator of a family that exists belongs into that family's files.
 """
 
-import argparse
 import keyword
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).absolute().parents[1]))
 
-from tools.repository import ROOT, UserError, run
+from tools.repository import ROOT, UserError, parser, run
 
 DECLARATION = '''"""FAMILY: what sets its state update apart, in one line.
 
@@ -172,16 +171,11 @@ def write(root: pathlib.Path, family: str, name: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0],
-        allow_abbrev=False,
-        epilog=__doc__.partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("family", help="of the operator, as a module name: mamba2")
-    parser.add_argument("name", help="of the operator, <algorithm>_<family>: chunk_mamba2")
-    parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository; by default this one")
-    wanted = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("family", help="of the operator, as a module name: mamba2")
+    command.add_argument("name", help="of the operator, <algorithm>_<family>: chunk_mamba2")
+    command.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository; by default this one")
+    wanted = command.parse_args()
     for word in (wanted.family, wanted.name):
         if not word.isidentifier() or keyword.iskeyword(word) or word != word.lower():
             raise UserError(f"`{word}` must be a Python name in lower case")

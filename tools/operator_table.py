@@ -19,7 +19,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).absolute().parents[1]))
 
 from tools.inspect_fla_ops import OURS, load, public_operators
-from tools.repository import ROOT, UserError, add_import_roots, run
+from tools.repository import ROOT, UserError, add_import_roots, parser, run
 
 MARKED = re.compile(r"(<!-- operators -->\n).*?(<!-- /operators -->)", re.DOTALL)
 LABEL = re.compile(r"//[\w/:.-]*[\w]")
@@ -77,20 +77,15 @@ def read_proofs(path: pathlib.Path) -> dict[str, dict[str, str]]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0],
-        allow_abbrev=False,
-        epilog=__doc__.partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    action = parser.add_mutually_exclusive_group()
+    command = parser(__doc__)
+    action = command.add_mutually_exclusive_group()
     action.add_argument("--write", action="store_true", help="put the table into the README")
     action.add_argument("--check", action="store_true", help="status 1 if the README holds another table")
-    parser.add_argument("--readme", type=pathlib.Path, default=ROOT / "README.md", help="the file that holds it")
-    parser.add_argument(
+    command.add_argument("--readme", type=pathlib.Path, default=ROOT / "README.md", help="the file that holds it")
+    command.add_argument(
         "--proofs", type=pathlib.Path, default=ROOT / "docs" / "proofs.json", help="how cells are proven"
     )
-    return parser.parse_args()
+    return command.parse_args()
 
 
 def main() -> int:

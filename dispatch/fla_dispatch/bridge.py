@@ -168,7 +168,7 @@ def schema(declaration: Declaration) -> str:
     return ", ".join(words)
 
 
-def define_library_op(operator) -> tuple:
+def define_library_op(operator):
     """Define ``fla::<function>`` and its backward; → the forward op.
 
     Both take the name of the backend, which is chosen while the graph is traced, so that the tensors kept for backward

@@ -48,7 +48,7 @@ class Operator:
             if isinstance(p, OptionParameter) or p.optional
         }
         self._plans: dict[tuple, Plan] = {}
-        self._told: set[str] = set()
+        self._told: set[tuple] = set()
         self._defined_op = bridge.define_library_op(self)
         self.compiled = (
             None
@@ -108,8 +108,9 @@ class Operator:
 
     def _tell(self, route: registry.Route, facts: Facts) -> None:
         """Log the first use of a route; warn once where the fallback runs on an accelerator unasked."""
-        if route.backend not in self._told:
-            self._told.add(route.backend)
+        told = route.backend, facts.device.type, route.forced_by is None
+        if told not in self._told:
+            self._told.add(told)
             log.info("%s", route)
             if route.backend == gates.FALLBACK and not route.forced_by and facts.device.type not in ("cpu", "meta"):
                 errors.warn(errors.fallback_on_accelerator(facts.function, facts.device, route.refusals))
@@ -222,7 +223,8 @@ def _public(operator: Operator):
     words = [
         f"{p.name}=defaults[{p.name!r}]" if p.name in operator.defaults else p.name for p in declaration.parameters
     ]
-    words.insert(declaration.positional, "*") if declaration.positional < len(words) else None
+    if declaration.positional < len(words):
+        words.insert(declaration.positional, "*")
     names = declaration.names
     source = _FRONT.format(
         name=declaration.function,

@@ -508,8 +508,12 @@ def test_the_fallback_on_an_accelerator_warns_once(monkeypatch, recwarn):
     def toy_slow(x: Float[Tensor, "B T"]):
         return x
 
+    toy_slow(torch.zeros(1, 1))  # a use on the CPU, or one that was asked for, does not spend the warning
     monkeypatch.setattr("fla_dispatch.bind._check_devices", lambda *_: torch.device("cuda"))
-    for size in 1, 10, 100:
+    with facade.use_backend("reference"):
+        toy_slow(torch.zeros(1, 1))
+    assert not recwarn.list
+    for size in 2, 10, 100:
         toy_slow(torch.zeros(1, size))
     assert [str(w.message).splitlines()[0] for w in recwarn] == [
         "toy_slow runs its PyTorch fallback on cuda, which is slow; the backends refused:"]

@@ -1,5 +1,6 @@
 """The files of this repository, as its tools read them."""
 
+import argparse
 import ast
 import difflib
 import os
@@ -44,6 +45,16 @@ class Source:
 
     def at(self, node: ast.AST) -> str:
         return f"{self.path}:{node.lineno}"
+
+
+def parser(document: str) -> argparse.ArgumentParser:
+    """A command line described by a tool's docstring: its first line, and what follows it as an epilogue."""
+    return argparse.ArgumentParser(
+        description=document.partition("\n")[0],
+        allow_abbrev=False,
+        epilog=document.partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 class UserError(Exception):
