@@ -18,6 +18,8 @@ log = logging.getLogger("fla_dispatch")
 
 # Our own kernel trees. A tree is a package with OPERATIONS: operation → the module whose import registers backends.
 TREES = ("fla_triton", "fla_gluon", "fla_tilelang", "fla_ascend")
+for tree in TREES:  # before the first call reads its gates, which is before any tree is loaded
+    gates.add_variable(tree.upper())
 ENTRY_POINTS = "fla.backends"  # third parties: an entry point named after the operation, loading a Backend
 
 _backends: dict[str, list[Backend]] = {}

@@ -1,0 +1,105 @@
+"""The chunk engine's kernels with their configurations, and the numbers an operator's host code shares."""
+
+import torch
+import triton
+
+from fla_triton.config import Config, Problem
+from fla_triton.launch import Kernel, tensor_float
+from fla_triton.primitives import gates, intra, intra_backward, places, scan, step
+
+SMALLEST = 16  # rows or columns of a matrix product
+
+
+def width(size: int) -> int:
+    """The tile that holds ``size`` channels."""
+    return max(SMALLEST, triton.next_power_of_2(size))
+
+
+# Candidates, best first on the H200 (K = V = 128, bf16); the later ones need less shared memory.
+
+
+def _channels(problem: Problem) -> tuple[Config, ...]:
+    """Blocks of channels of one chunk, loaded some blocks ahead: few warps, so that they seldom wait for each other."""
+    return tuple(Config(BK=SMALLEST, num_warps=2, num_stages=stages) for stages in (3, 2, 1))
+
+
+def _state(problem: Problem) -> tuple[Config, ...]:
+    """A block of columns of the state, all of its rows; the next chunk is loaded ahead where that fits."""
+    wide = width(problem.V)
+    return tuple(
+        Config(BV=min(wide, BV), num_warps=4, num_stages=stages) for BV, stages in ((32, 2), (32, 1), (16, 1))
+    )
+
+
+def _products(problem: Problem) -> tuple[Config, ...]:
+    return tuple(
+        Config(BK=min(width(problem.K), BK), BV=min(width(problem.V), BV), num_warps=4, num_stages=stages)
+        for BK, BV, stages in ((64, 64, 3), (64, 64, 1), (32, 32, 1), (16, 32, 1))
+    )
+
+
+def _gate(problem: Problem) -> tuple[Config, ...]:
+    return tuple(Config(BK=min(width(problem.K), BK), num_warps=4, num_stages=1) for BK in (64, 32))
+
+
+def _token(problem: Problem) -> tuple[Config, ...]:
+    return (Config(BV=SMALLEST, num_warps=1, num_stages=1),)
+
+
+PREPARE = Kernel(intra.prepare, _channels)
+STATE_SCAN = Kernel(scan.state_scan, _state, splits_values=True)
+STATE_SCAN_BACKWARD = Kernel(scan.state_scan_backward, _state, splits_values=True)
+PRODUCT_GRADIENTS = Kernel(intra_backward.product_gradients, _products)
+DECAY_GRADIENTS = Kernel(intra_backward.decay_gradients, _channels)
+GATE = Kernel(gates.gate, _gate)
+GATE_BACKWARD = Kernel(gates.gate_backward, _gate)
+TOKEN_STEP = Kernel(step.token_step, _token, splits_values=True)
+STATE_GRADIENT = Kernel(step.state_gradient, _token, splits_values=True)
+CHUNK_TABLE = Kernel(places.chunk_table, lambda problem: (Config(num_warps=4, num_stages=1),))
+
+
+class Arithmetic:
+    """How a call computes: the dtype of what is multiplied, and the precision of products.
+
+    bf16 inputs are multiplied as bf16. fp16 ones are not: states reach beyond 65504, so they count as fp32. The
+    triangular solve among keys of length 1 stays within fp16, which is as fine as TF32 and twice as fast.
+    """
+
+    def __init__(self, dtype: torch.dtype, unit_keys: bool):
+        narrow = dtype == torch.bfloat16
+        self.dtype = torch.bfloat16 if narrow else torch.float32
+        self.bits = 16 if narrow else 32
+        self.precision = "bf16" if narrow else tensor_float(21)
+        self.solve = "fp16" if narrow and unit_keys else tensor_float(10 if narrow else 21)
+
+
+def parts(dtype: torch.dtype, computed: bool) -> int:
+    """How many bf16 numbers hold a gate: given in ``dtype``, or computed in fp32."""
+    if computed or dtype.itemsize > 2:
+        return 3
+    return 1 if dtype == torch.bfloat16 else 2
+
+
+def gate_form(use_gate: bool, lower_bound: float | None) -> int:
+    """GATE of the kernels."""
+    return 0 if not use_gate else 1 if lower_bound is None else 2
+
+
+class Places:
+    """Where the chunks of a call lie: grid sizes, and for packed input the tables of ``primitives/places.py``."""
+
+    __slots__ = ("NT", "chunks", "programs", "sequences", "slots")
+
+    def __init__(self, launch, B: int, T: int, C: int, cu_seqlens: torch.Tensor | None):
+        if cu_seqlens is None:
+            self.NT = -(-T // C)
+            self.slots, self.programs = B * self.NT, B
+            self.chunks = self.sequences = None
+            return
+        N = cu_seqlens.shape[0] - 1
+        self.NT = 0
+        self.slots, self.programs = -(-T // C) + N + 1, N + 1
+        device = cu_seqlens.device
+        self.chunks = torch.empty((self.slots, 4), dtype=torch.int32, device=device)
+        self.sequences = torch.empty((self.programs, 3), dtype=torch.int32, device=device)
+        launch(self.programs, cu_seqlens, self.chunks, self.sequences, T, N, self.slots)

@@ -1,0 +1,213 @@
+"""``chunk_kda``: prepare the chunks, walk the states through them; and back."""
+
+import functools
+
+import torch
+
+from fla_triton.backend import TritonBackend
+from fla_triton.config import Problem
+from fla_triton.engine import (
+    CHUNK_TABLE,
+    DECAY_GRADIENTS,
+    GATE_BACKWARD,
+    PREPARE,
+    PRODUCT_GRADIENTS,
+    STATE_GRADIENT,
+    STATE_SCAN,
+    STATE_SCAN_BACKWARD,
+    Arithmetic,
+    Places,
+    gate_form,
+    parts,
+    width,
+)
+
+OPTIONS = frozenset({
+    "scale", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "use_gate_in_kernel",
+    "use_beta_sigmoid_in_kernel", "allow_neg_eigval", "lower_bound", "state_v_first", "cu_seqlens", "A_log", "dt_bias",
+})  # fmt: skip
+
+
+class Chunk(TritonBackend):
+    operation = "kda"
+    functions = ("chunk_kda",)
+    handles = OPTIONS | {
+        "safe_gate", "disable_recompute", "return_intermediate_states", "cu_seqlens_cpu", "use_graph", "max_num_seqs",
+        "chunk_size",
+    }  # fmt: skip
+
+    def forward(self, call):
+        return delta_pass(call.plan).forward(call)
+
+    def backward(self, call, saved, grads):
+        return delta_pass(call.plan).backward(call, grads)
+
+
+@functools.lru_cache(maxsize=1024)
+def delta_pass(plan) -> "Pass":
+    """What all calls of a plan share; a plan fixes every dtype, option and presence of a tensor."""
+    return Pass(plan.facts)
+
+
+class Pass:
+    """Forward and backward of a delta rule with per-key gates, in chunks of C tokens.
+
+    Gates that are neither computed here nor vouched for by safe_gate may be above 0: a state that grows amplifies the
+    rounding of everything it is made of, so such calls multiply fp32 numbers.
+    """
+
+    def __init__(self, facts):
+        options, tensors = facts.options, facts.tensors
+        self.K, self.V, self.H, self.HV = (facts.dims[letter] for letter in ("K", "V", "H", "HV"))
+        self.C = options.get("chunk_size", 64)
+        decaying = options["use_gate_in_kernel"] or options.get("safe_gate", False)
+        self.arithmetic = arithmetic = Arithmetic(
+            facts.dtype if decaying else torch.float32, options["use_qk_l2norm_in_kernel"]
+        )
+        self.scale = self.K**-0.5 if options["scale"] is None else options["scale"]
+        self.lower_bound = options["lower_bound"] or 0.0
+        self.wanted = options["output_final_state"], options.get("return_intermediate_states", False)
+        self.v_first = options["state_v_first"]
+        gate = gate_form(options["use_gate_in_kernel"], options["lower_bound"])
+        problem = Problem(self.K, self.V, arithmetic.bits, self.C)
+        place = dict(C=self.C, PACKED=facts.packed)
+        beta_max = (2 if options["allow_neg_eigval"] else 1) if options["use_beta_sigmoid_in_kernel"] else 0
+        products = dict(**place, PRECISION=arithmetic.precision)
+        decays = dict(
+            **products, K=self.K, FRESH="initial_state" not in tensors, NORM=options["use_qk_l2norm_in_kernel"],
+            GATE=gate, PARTS=parts(tensors["g"].dtype, bool(gate)),
+        )  # fmt: skip
+        scan = dict(**products, K=self.K, V=self.V, WIDTH=width(self.K), V_FIRST=self.v_first)
+        self.table = CHUNK_TABLE.launch(problem, C=self.C, BLOCK=64)
+        self.prepare, self.prepare_any = (
+            PREPARE.launch(problem, **decays, BETA_MAX=beta_max, ANY=any_gate, SOLVE=arithmetic.solve)
+            for any_gate in (False, True)
+        )
+        self.scan = STATE_SCAN.launch(problem, **scan, H_V_FIRST=self.v_first)
+        self.scan_states = STATE_SCAN.launch(problem, **scan, H_V_FIRST=True)
+        self.scan_backward = STATE_SCAN_BACKWARD.launch(problem, **scan)
+        self.product_gradients = PRODUCT_GRADIENTS.launch(
+            problem, **products, K=self.K, V=self.V, BETA_MAX=beta_max
+        )
+        self.decay_gradients = tuple(
+            DECAY_GRADIENTS.launch(
+                problem, **decays, SECOND=second, ANY=any_gate, SUM_PARTS=2 if arithmetic.bits == 16 else 3
+            )
+            for any_gate in (False, True) for second in (False, True)
+        )  # fmt: skip
+        self.state_gradient = STATE_GRADIENT.launch(
+            problem, K=self.K, V=self.V, NORM=options["use_qk_l2norm_in_kernel"], GATE=gate, BETA_MAX=beta_max,
+            V_FIRST=self.v_first, WIDTH=width(self.K),
+        )  # fmt: skip
+        self.gate_backward = GATE_BACKWARD.launch(problem, K=self.K, **place, GATE=gate, SUM=False)
+
+    def places(self, call) -> Places:
+        B, T = call.q.shape[:2]
+        return Places(self.table, B, T, self.C, call.cu_seqlens)
+
+    def prepared(self, call, places):
+        """reads, read_keys, write_keys, steps, total, A, P, reach: see ``primitives/intra.py``."""
+        K, C, HV = self.K, self.C, self.HV
+        B, T, H, _ = call.q.shape
+        device, dtype = call.q.device, self.arithmetic.dtype
+        reads, read_keys, write_keys = (torch.empty((B, T, HV, K), dtype=dtype, device=device) for _ in range(3))
+        A, P = (torch.empty((B, T, HV, C), dtype=dtype, device=device) for _ in range(2))
+        steps = torch.empty((B, T, HV), dtype=torch.float32, device=device)
+        total = torch.empty((places.slots, HV, K), dtype=torch.float32, device=device)
+        reach = torch.empty((places.slots, HV, 2), dtype=torch.int32, device=device)
+        arguments = (
+            call.q, call.k, call.g, call.beta, call.A_log, call.dt_bias, reads, read_keys, write_keys, steps, total,
+            A, P, reach, places.chunks, T, places.NT, H, HV, self.scale, self.lower_bound,
+        )  # fmt: skip
+        self.prepare(places.slots * HV, *arguments)
+        self.prepare_any(places.slots * HV, *arguments)
+        return reads, read_keys, write_keys, steps, total, A, P, reach
+
+    def forward(self, call):
+        places = self.places(call)
+        reads, read_keys, write_keys, steps, total, A, P, _ = self.prepared(call, places)
+        B, T, HV, V = call.v.shape
+        N, K = places.programs - (places.chunks is not None), self.K
+        device = call.v.device
+        o = torch.empty(call.v.shape, dtype=call.q.dtype, device=device)
+        final, starts = self.wanted
+        shape = (N, HV, V, K) if self.v_first else (N, HV, K, V)
+        S = torch.empty(shape, dtype=torch.float32, device=device) if final else None
+        h = torch.empty((B, call.dims["NT"], *shape[1:]), dtype=call.k.dtype, device=device) if starts else None
+        self.scan(
+            places.programs * HV, reads, read_keys, write_keys, call.v, steps, total, A, P, call.initial_state, S,
+            o, h, None, places.sequences, T, places.NT, HV, N,
+        )  # fmt: skip
+        return ((o, S, h) if starts else (o, S)), ()
+
+    def backward(self, call, grads):
+        places = self.places(call)
+        reads, read_keys, write_keys, steps, total, A, P, reach = self.prepared(call, places)
+        B, T, HV, V = call.v.shape
+        H, N, K = self.H, places.programs - (places.chunks is not None), self.K
+        device, dtype = call.v.device, self.arithmetic.dtype
+        do, dS = grads["o"], grads.get("final_state")
+        h, dh = (torch.empty((places.slots, HV, V, K), dtype=dtype, device=device) for _ in range(2))
+        s, y = (torch.empty((B, T, HV, V), dtype=dtype, device=device) for _ in range(2))
+        self.scan_states(
+            places.programs * HV, reads, read_keys, write_keys, call.v, steps, total, A, P, call.initial_state,
+            None, None, h, s, places.sequences, T, places.NT, HV, N,
+        )  # fmt: skip
+        self.scan_backward(
+            N * HV, reads, read_keys, write_keys, do, steps, total, A, P, dS, dh, y, places.sequences, T, places.NT,
+            HV, N,
+        )  # fmt: skip
+        dv, dbeta = torch.empty_like(call.v), torch.empty_like(call.beta)
+        # What the scans read makes room for its gradients: nothing reads it again.
+        dreads, dread_keys, dwrite_keys, dtotal, dA, dN = reads, read_keys, write_keys, total, A, P
+        self.product_gradients(
+            places.slots * HV, steps, do, s, y, h, dh, dreads, dread_keys, dwrite_keys, dtotal, dA, dN, dv, dbeta,
+            places.chunks, T, places.NT, HV,
+        )  # fmt: skip
+        del h, dh, s, y
+        computed = self.gate_backward.constants["GATE"] != 0
+        dq, dk = (
+            torch.empty((B, T, HV, K), dtype=torch.float32 if H != HV else call.q.dtype, device=device)
+            for _ in range(2)
+        )
+        dg = torch.empty(call.g.shape, dtype=torch.float32 if computed else call.g.dtype, device=device)
+        arguments = (
+            call.q, call.k, call.g, call.A_log, call.dt_bias, dreads, dread_keys, dwrite_keys, dtotal, dA, dN,
+            dq, dk, dg, reach, places.chunks, T, places.NT, H, HV, self.scale, self.lower_bound,
+        )  # fmt: skip
+        for launch in self.decay_gradients:
+            launch(places.slots * HV, *arguments)
+        if H != HV:
+            dq, dk = (x.view(B, T, H, HV // H, K).sum(3) for x in (dq, dk))
+        gradients = {"q": dq, "k": dk, "v": dv, "g": dg, "beta": dbeta}
+        if computed:
+            gradients |= gate_gradients(self.gate_backward, places, call, dg, self.lower_bound, 1.0)
+        if call.initial_state is not None:
+            dS0 = torch.empty(call.initial_state.shape, dtype=torch.float32, device=device)
+            self.state_gradient(
+                N * HV, call.q, call.k, call.g, call.beta, call.A_log, call.dt_bias, do, dS, dS0, call.cu_seqlens,
+                T, H, HV, N, self.scale, self.lower_bound,
+            )  # fmt: skip
+            gradients["initial_state"] = dS0
+        return gradients
+
+
+def gate_gradients(launch, places, call, d, lower_bound, scale) -> dict:
+    """Gradients of g, A_log and dt_bias, given ``d`` of the gate."""
+    B, T, HV, K = call.g.shape
+    device = d.device
+    dg = torch.empty_like(call.g)
+    dA, dbias = (
+        None if x is None else torch.empty((places.slots, HV, *more), dtype=torch.float32, device=device)
+        for x, more in ((call.A_log, ()), (call.dt_bias, (K,)))
+    )
+    launch(
+        places.slots * HV, d, call.g, call.A_log, call.dt_bias, dg, dA, dbias, places.chunks, T, places.NT, HV,
+        lower_bound, scale,
+    )  # fmt: skip
+    gradients = {"g": dg}
+    if dA is not None:
+        gradients["A_log"] = dA.sum(0)
+    if dbias is not None:
+        gradients["dt_bias"] = dbias.sum(0).flatten()
+    return gradients
