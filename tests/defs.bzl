@@ -9,6 +9,17 @@ _HARDWARE = {
     "ascend": struct(device = "npu", lane = "npu", accelerator = "//tools/lanes:ascend_910b"),
 }
 
+# Toolchains whose kernels run in an interpreter on the CPU.
+_INTERPRETED = {
+    "triton": struct(
+        env = {
+            "OPENBLAS_NUM_THREADS": "1",
+            "TRITON_INTERPRET": "1",
+        },
+        deps = ["//tools/pip:numpy"],
+    ),
+}
+
 def fla_py_test(name, deps = [], timeout = "long", **kwargs):
     """A test of this repository: pytest with the settings and fixtures of //tests, which limit each case to a minute."""
     _fla_py_test(
@@ -33,6 +44,7 @@ def kernel_test(op, backend, hardware, deps = [], tags = [], env = {}, **kwargs)
     if hardware not in _HARDWARE:
         fail("hardware = %r: must be one of %s" % (hardware, ", ".join(_HARDWARE)))
     machine = _HARDWARE[hardware]
+    interpreter = _INTERPRETED.get(backend) if machine.device == "cpu" else None
     fla_py_test(
         name = "%s_%s" % (op, backend) + ("_" + hardware if machine.lane else ""),
         srcs = ["op_test.py"],
@@ -40,14 +52,14 @@ def kernel_test(op, backend, hardware, deps = [], tags = [], env = {}, **kwargs)
             "FLA_TEST_BACKEND": backend,
             "FLA_TEST_DEVICE": machine.device,
             "FLA_TEST_OP": op,
-        } | env,
+        } | (interpreter.env if interpreter else {}) | env,
         tags = tags + [
             "op=" + op,
             "backend=" + backend,
             "hardware=" + hardware,
         ] + ([machine.lane, "exclusive", "manual"] if machine.lane else []),
         target_compatible_with = [Label(machine.accelerator)] if machine.accelerator else [],
-        deps = deps + [Label("//facade")],
+        deps = deps + [Label("//facade")] + [Label(dep) for dep in (interpreter.deps if interpreter else [])],
         **kwargs
     )
 

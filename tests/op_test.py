@@ -24,12 +24,12 @@ def _trials():
         operators = described.operators()
         for operator in operators:
             label = str(cell) if len(operators) == 1 else f"{cell}-{operator.declaration.function}"
-            yield Trial(described, operator, cell.backend, cell.device), label
+            yield Trial(described, operator, cell.backend, cell.device, brief=cell.interpreted), label
 
 
 def _cases(trial, **restricted) -> list[dict]:
     """Pairwise over the axes of the declaration."""
-    axes = subject.axes_of(trial.subject, trial.operator)
+    axes = subject.axes_of(trial.subject, trial.operator, trial.sizes)
     axes |= {name: values for name, values in restricted.items() if name in axes}
     return pairwise(axes, lambda case: subject.is_valid(trial.subject, trial.operator, case))
 
@@ -56,7 +56,7 @@ def _words(operator, case) -> str:
 
 def _hazards() -> list:
     found = [(trial, label, hazard, values) for trial, label, _ in TRIALS for hazard in trial.subject.hazards
-             if hazard.concerns(trial.operator) for values in hazard.combinations(trial.subject)]
+             if hazard.concerns(trial.operator) for values in hazard.combinations(trial)]
     return [pytest.param(trial, hazard, values, id="-".join(
         (label, str(hazard), *(f"{name}={value}".replace(" ", "") for name, value in values.items()))))
         for trial, label, hazard, values in found]
@@ -66,10 +66,15 @@ def _hazards() -> list:
 def test_against_recurrence(trial, case):
     """Results and every gradient, within the bound of the table; routed to the backend under test."""
     arguments = subject.arguments(trial.subject, trial.operator, case)
-    if reason := trial.refusal(arguments):
-        with pytest.raises(facade.BackendRefused) as raised:
-            trial.call(**arguments)
-        assert reason in str(raised.value)
+    forward, backward = (trial.refusal(arguments, gradients=gradients) for gradients in (False, True))
+    for reason, gradients in ((forward, False), (backward, True)):
+        if reason:
+            with pytest.raises(facade.BackendRefused) as raised:
+                trial.run(arguments, gradients=gradients)
+            assert reason in str(raised.value)
+    if backward:
+        if not forward:
+            trial.compare(arguments, {}, trial.run(arguments, gradients=False))
         return
     found = trial.examine(arguments, loss=case.get("loss", "all"), layout=LAYOUTS.get(case["layout"]))
     if offsets := subject.PACKED.get(case["tokens"]):

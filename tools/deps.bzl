@@ -21,3 +21,9 @@ def fla_dependencies():
             Label("//tools/pip:cuda.lock"),
         ],
     )
+
+    # The other Triton that kernels must compile with.
+    pip_repository(
+        name = "fla_pip_triton_next",
+        locks = [Label("//tools/pip:triton_next.lock")],
+    )

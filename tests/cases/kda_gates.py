@@ -18,7 +18,7 @@ LENGTHS = (7, 50, 63, 64, 65)
 CHUNKED = (64, 65, 130)
 
 
-@hazard("C008", needs=RULE, T=(1, 4, 63, 65, 130), dtype=WIDE, gradients=BOTH)
+@hazard("C008", needs=RULE, T=(1, 4, 63, 65, 130), dtype=WIDE, gradients=BOTH, brief={"T": (1, 65)})
 def first_gate_has_nothing_to_forget(trial, T, dtype, gradients):
     """C008: without an initial state a first gate of +176, whose exponential overflows, is as good as 0."""
     for packed in BOTH:
@@ -56,7 +56,7 @@ def growing_gates(trial, dtype):
     trial.examine(arguments)
 
 
-@hazard("C010", needs=RULE, T=(*LENGTHS, 500), dtype=WIDE, which=("all", "some", "first", "last"))
+@hazard("C010", needs=RULE, T=(*LENGTHS, 500), dtype=WIDE, which=("all", "some", "first", "last"), brief={"T": (7, 65)})
 def gates_of_exactly_zero(trial, T, dtype, which):
     """C010: no decay is no decay, everywhere, at random tokens, at either end; not an exponential cut to 0."""
     sizes = {"H": 1, "HV": 1, "K": 16, "V": 16, "B": 1} if T > 100 else {}
@@ -67,7 +67,8 @@ def gates_of_exactly_zero(trial, T, dtype, which):
     trial.examine(arguments)
 
 
-@hazard("C012", needs=RULE, T=CHUNKED, dtype=WIDE, gates=("even", "first", "alternating", "channels", "huge"))
+@hazard("C012", needs=RULE, T=CHUNKED, dtype=WIDE, gates=("even", "first", "alternating", "channels", "huge"),
+        brief={"T": (64, 65)})
 def gates_that_wipe_the_state(trial, T, dtype, gates):
     """C012: decays whose factored exponentials underflow on one side and overflow on the other."""
     arguments = trial.arguments(dtype=dtype, T=T, **STATES)
@@ -89,7 +90,7 @@ def gates_that_wipe_the_state(trial, T, dtype, gates):
         assert bounds.error(found["final_state"], last) < 64 * bounds.EPS
 
 
-@hazard("C117", needs=("use_gate_in_kernel",), T=(1, 65, 130), dtype=WIDE, packed=BOTH)
+@hazard("C117", needs=("use_gate_in_kernel",), T=(1, 65, 130), dtype=WIDE, packed=BOTH, brief={"T": (1, 65)})
 def unbounded_gates(trial, T, dtype, packed):
     """C117: the softplus gate down to -320 a token, which no exp(-g) survives."""
     layout = {"offsets": [0, T, T, T + 70]} if packed else {"T": T}
@@ -99,7 +100,8 @@ def unbounded_gates(trial, T, dtype, packed):
     trial.examine(arguments)
 
 
-@hazard("C115", "C117", needs=("use_gate_in_kernel",), T=CHUNKED, dtype=WIDE, safe=BOTH, chunk_size=(32, 64))
+@hazard("C115", "C117", needs=("use_gate_in_kernel",), T=CHUNKED, dtype=WIDE, safe=BOTH, chunk_size=(32, 64),
+        brief={"T": (64, 65)})
 def bounded_gates_at_their_bound(trial, T, dtype, safe, chunk_size):
     """C115, C117: every gate of a chunk at -5, computed here or given, promised to be safe or not."""
     options = {"safe_gate": safe, "chunk_size": chunk_size, **STATES}
@@ -134,7 +136,7 @@ def extreme_raw_gates(trial, raw, lower_bound, dtype):
     trial.examine(arguments)
 
 
-@hazard("C113", needs=RULE, T=(65, 130), dtype=("fp32", "bf16", "fp16"), gradients=BOTH)
+@hazard("C113", needs=RULE, T=(65, 130), dtype=("fp32", "bf16", "fp16"), gradients=BOTH, brief={"T": (65,)})
 def decay_is_never_rounded(trial, T, dtype, gradients):
     """C113: with v = 0 and k = 0 the state only decays: by exp(sum of gates), to fp32, whatever the inputs' dtype."""
     arguments = trial.arguments(dtype=dtype, T=T, **STATES)

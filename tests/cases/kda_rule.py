@@ -97,7 +97,7 @@ def step_size_is_never_rounded(trial, dtype, gradients):
 @hazard("C109", needs=RULE, dtype=WIDE)
 def errors_do_not_grow_with_length(trial, dtype):
     """C109: 2048 tokens with slow decay stay within the bound that holds for ten."""
-    sizes = {"B": 1, "T": 2048, "H": 1, "HV": 1, "K": 16, "V": 16}
+    sizes = {"B": 1, "T": trial.sized(2048, brief=256), "H": 1, "HV": 1, "K": 16, "V": 16}
     arguments = trial.arguments(dtype=dtype, use_beta_sigmoid_in_kernel=True, **sizes, **STATES)
     arguments["g"] /= 64
     trial.compare(arguments, {}, trial.run(arguments, gradients=False))
@@ -109,7 +109,7 @@ def errors_do_not_grow_with_length(trial, dtype):
 def reflections_come_back(trial, form, dtype, gradients):
     """C119: beta = 2, one unit key, v = 0: 4096 reflections are the identity, for the state and for its gradient."""
     options = {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True} if form == "sigmoid" else {}
-    arguments = _blank(trial, dtype, 4096, K=16, V=8, **options)
+    arguments = _blank(trial, dtype, trial.sized(4096, brief=256), K=16, V=8, **options)
     arguments["k"][..., 2:6] = 0.5  # a unit vector in every dtype
     arguments["beta"].fill_(2 if form == "given" else 60)  # sigmoid(60) is 1
     arguments["initial_state"] = torch.randn(arguments["initial_state"].shape)
@@ -119,7 +119,7 @@ def reflections_come_back(trial, form, dtype, gradients):
         assert bounds.error(found["dinitial_state"], trial.cotangents(found, "last")["final_state"]) < FLOOR
 
 
-@hazard("C119", needs=("allow_neg_eigval",), T=(1, 63, 130), dtype=WIDE)
+@hazard("C119", needs=("allow_neg_eigval",), T=(1, 63, 130), dtype=WIDE, brief={"T": (1, 65)})
 def negative_eigenvalues(trial, T, dtype):
     """C119: step sizes up to 2, given and computed, on normalised keys."""
     arguments = trial.arguments(dtype=dtype, T=T, **STATES)
@@ -129,7 +129,7 @@ def negative_eigenvalues(trial, T, dtype):
     trial.examine(trial.arguments(dtype=dtype, T=T, **options, **STATES))
 
 
-@hazard("C014", needs=RULE, T=(16, 64, 130), square=(1.9, 4.0))
+@hazard("C014", needs=RULE, T=(16, 64, 130), square=(1.9, 4.0), brief={"T": (16, 65)})
 def keys_that_are_not_normalised(trial, T, square):
     """C014: beta |k|^2 near 2 is stable; beyond it values grow, rightly, and must not be clamped."""
     arguments = trial.arguments(T=T if square < 2 else 16, K=32, **STATES)
@@ -172,7 +172,7 @@ def prefill_then_decode(trial, variant, dtype, state_v_first):
 @hazard("C083", needs=RULE, variant=variants, dtype=WIDE)
 def chunks_as_tokens(trial, variant, dtype):
     """C083: chunk_kda and fused_recurrent_kda are one function, with one gradient."""
-    arguments = trial.arguments(variant, dtype=dtype, T=130, **STATES)
+    arguments = trial.arguments(variant, dtype=dtype, T=trial.sized(130, brief=66), **STATES)
     shared = {name: x for name, x in arguments.items() if name in operator_of("fused_recurrent_kda").declaration.names}
     leaves = {name: shared[name].to(trial.device).requires_grad_() for name in trial.differentiable(shared)}
     outcomes, loss = [], None

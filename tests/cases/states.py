@@ -15,7 +15,7 @@ ORIENTED = (*STATEFUL, "state_v_first")
 @hazard("C083", needs=STATEFUL, variant=variants, dtype=WIDE, gradients=BOTH)
 def no_state_as_zeros(trial, variant, dtype, gradients):
     """C083: initial_state=None and zeros give the same bits."""
-    arguments = trial.arguments(variant, dtype=dtype, T=130, **STATES)
+    arguments = trial.arguments(variant, dtype=dtype, T=trial.sized(130, brief=66), **STATES)
     zeros = torch.zeros_like(arguments.pop("initial_state"))
     expected = trial.run({**arguments, "initial_state": zeros}, gradients=gradients)
     same(trial.run(arguments, gradients=gradients), {n: x for n, x in expected.items() if n != "dinitial_state"})
@@ -24,7 +24,8 @@ def no_state_as_zeros(trial, variant, dtype, gradients):
 @hazard("C083", "C121", needs=ORIENTED, variant=variants, dtype=WIDE, state_v_first=BOTH, gradients=BOTH)
 def split_with_carried_state(trial, variant, dtype, state_v_first, gradients):
     """C083, C121: two calls, cut at a chunk boundary, the state carried, are one call: results and gradients."""
-    arguments = trial.arguments(variant, dtype=dtype, T=150, K=24, V=40, state_v_first=state_v_first, **STATES)
+    T = trial.sized(150, brief=70)
+    arguments = trial.arguments(variant, dtype=dtype, T=T, K=24, V=40, state_v_first=state_v_first, **STATES)
     names = trial.differentiable(arguments)
     leaves = {name: arguments[name].to(trial.device).requires_grad_(gradients) for name in names}
     every, heads = slice(None), {**arguments, **leaves}
@@ -42,7 +43,8 @@ def split_with_carried_state(trial, variant, dtype, state_v_first, gradients):
 @hazard("C049", needs=STATEFUL, variant=variants, dtype=WIDE)
 def loss_on_the_final_state_alone(trial, variant, dtype):
     """C049: the gate's gradient has a part that comes through the final state."""
-    found = trial.examine(trial.arguments(variant, dtype=dtype, T=130, **STATES), loss="last")
+    T = trial.sized(130, brief=66)
+    found = trial.examine(trial.arguments(variant, dtype=dtype, T=T, **STATES), loss="last")
     assert found["dg"].any() and not found["dq"].any()
 
 
@@ -103,7 +105,7 @@ def old_name_of_the_layout(trial):
 
 
 @hazard("C128", needs=("return_intermediate_states", *ORIENTED), variant=variants, dtype=WIDE, chunk_size=(32, 64),
-        state_v_first=BOTH, offsets=(None, [0, 200, 200, 330]))
+        state_v_first=BOTH, offsets=(None, [0, 200, 200, 330]), brief={"offsets": (None, [0, 70, 70, 135])})
 def states_at_chunk_starts(trial, variant, dtype, chunk_size, state_v_first, offsets):
     """C128: entry i is the state after chunk_size * i tokens, entry 0 the initial one, packed sequences in order."""
     arguments = trial.arguments(variant, dtype=dtype, T=130 if offsets is None else None, K=16, V=24, H=1, HV=2,

@@ -18,7 +18,9 @@ ODD = {"H": 1, "HV": 3, "K": 33, "V": 21}  # nothing fills a vector register, so
 CHANNELS = ((1, 1), (3, 130), (16, 32), (32, 48), (48, 64), (64, 80), (80, 96), (96, 112), (100, 17), (128, 128),
             (128, 144), (160, 160), (192, 176), (192, 384), (255, 192), (255, 208), (256, 224), (64, 240), (256, 256),
             (128, 512))
+FEW_CHANNELS = ((1, 1), (3, 130), (48, 64), (100, 17), (192, 176), (255, 208), (256, 256))
 HEADS = ((1, 3), (3, 3), (5, 10), (12, 12), (21, 21), (16, 32))
+FEW_HEADS = ((1, 3), (3, 3), (5, 10))
 
 
 @hazard("C115", variant=variants, dtype=WIDE, gradients=BOTH)
@@ -27,12 +29,13 @@ def later_tokens_change_nothing(trial, variant, dtype, gradients):
 
     All T in 2..80, three P each, as packed sequences of one call; and T around the chunk sizes as a batch.
     """
+    lengths = trial.sized(range(2, 81), brief=(17, 64, 65))
     if "cu_seqlens" in trial.names:
-        pairs = [(T, P) for T in range(2, 81) for P in sorted({1, T // 2, T - 1})]
+        pairs = [(T, P) for T in lengths for P in sorted({1, T // 2, T - 1})]
         offsets = torch.tensor([0] + [T for T, _ in pairs]).cumsum(0).tolist()
         earlier = torch.cat([torch.arange(T) < P for T, P in pairs])[None]
         _check_earlier(trial, earlier, gradients, variant=variant, dtype=dtype, offsets=offsets)
-    for T in (2, 17, 31, 63, 64, 65, 80):
+    for T in trial.sized((2, 17, 31, 63, 64, 65, 80), brief=(2, 65)):
         positions = sorted({1, T // 2, T - 1})
         earlier = torch.arange(T) < torch.tensor(positions)[:, None]
         _check_earlier(trial, earlier, gradients, variant=variant, dtype=dtype, B=len(positions), T=T)
@@ -60,10 +63,11 @@ def _choose(mask, x, y):
 @hazard("C083", variant=variants, dtype=WIDE, gradients=BOTH)
 def sequence_in_a_batch_as_alone(trial, variant, dtype, gradients):
     """C083: a sequence gives the same bits alone and among others of a batch."""
-    arguments = trial.arguments(variant, dtype=dtype, B=5, T=130, **ODD, **STATES)
+    B, T = trial.sized((5, 130), brief=(3, 66))
+    arguments = trial.arguments(variant, dtype=dtype, B=B, T=T, **ODD, **STATES)
     found = trial.run(arguments, gradients=gradients)
     loss = trial.cotangents(found)
-    for b in (0, 3):
+    for b in (0, B - 2):
         def own(tensors, b=b):
             return trial.part(tensors, slice(b, b + 1), slice(None), slice(b, b + 1))
 
@@ -74,25 +78,25 @@ def sequence_in_a_batch_as_alone(trial, variant, dtype, gradients):
 @hazard("C085", variant=variants, dtype=WIDE, gradients=BOTH)
 def repeated_calls_agree(trial, variant, dtype, gradients):
     """C085: twenty repeats of a packed or dense call are equal in every bit."""
-    lengths = (0, 7, 33, 1, 64, 65, 20, 3, 40, 17)
+    lengths = trial.sized((0, 7, 33, 1, 64, 65, 20, 3, 40, 17), brief=(0, 7, 1, 64, 65))
     packed = {"offsets": torch.tensor((0, *lengths)).cumsum(0).tolist()} if "cu_seqlens" in trial.names else {"T": 70}
     arguments = trial.arguments(variant, dtype=dtype, H=1, HV=3, K=32, V=16, **packed, **STATES)
     found = trial.run(arguments, gradients=gradients)
-    for _ in range(19):
+    for _ in range(trial.sized(19, brief=2)):
         same(trial.run(arguments, gradients=gradients), found)
 
 
 @hazard("C038", "C040", "C042", variant=variants, layout=("strided", "pitched", "transposed"), gradients=BOTH)
 def memory_layout_is_invisible(trial, variant, layout, gradients):
     """C038, C040, C042: slices of fused projections, transposes and steps, of inputs, states and upstream gradients."""
-    arguments = trial.arguments(variant, T=130, H=3, HV=12, **STATES)
+    arguments = trial.arguments(variant, **trial.sized({"T": 130, "H": 3, "HV": 12}, brief={"H": 2, "HV": 4}), **STATES)
     same(trial.run(arguments, gradients=gradients, layout=LAYOUTS[layout]), trial.run(arguments, gradients=gradients))
 
 
 @hazard("C038", variant=variants)
 def fused_projection_and_concatenation(trial, variant):
     """C038: inputs are views of one wide tensor, results are concatenated: backward meets a view of a wide gradient."""
-    arguments = trial.place(trial.arguments(variant, T=130))
+    arguments = trial.place(trial.arguments(variant, T=trial.sized(130, brief=66)))
     names = [name for name in trial.differentiable(arguments) if trial.has_tokens(name)]
     flat = [arguments[name].flatten(2) for name in names]
     widths = [x.shape[-1] for x in flat]
@@ -126,7 +130,7 @@ def broadcast_inputs_and_gradients(trial, variant):
     same(found(lambda x: x), found(lambda x: x.contiguous()))
 
 
-@hazard("C025", "C029", variant=variants, T=(1, 65, 100, 127), gradients=BOTH)
+@hazard("C025", "C029", variant=variants, T=(1, 65, 100, 127), gradients=BOTH, brief={"T": (1, 100)})
 def nothing_beside_the_tensors_matters(trial, variant, T, gradients):
     """C025, C029: what lies behind inputs is not read (NaN there), beside results not written; every element is."""
     arguments = trial.arguments(variant, B=1, T=T, V=100, **STATES)
@@ -150,21 +154,21 @@ def inputs_stay_as_they_are(trial, variant, gradients):
     same({name: arguments[name].detach() for name in kept}, kept)
 
 
-@hazard("C027", "C096", variant=variants, T=(28, 92, 156, 1500), dtype=("bf16",))
+@hazard("C027", "C096", variant=variants, T=(28, 92, 156, 1500), dtype=("bf16",), brief={"T": (28, 92)})
 def tail_of_the_last_chunk(trial, variant, T, dtype):
     """C027, C096: a last chunk of 28 rows, with every activation in the kernel; and many chunks."""
     sizes = {"H": 1, "HV": 1, "K": 16, "V": 16, "B": 1} if T > 1000 else {"H": 2, "HV": 2, "K": 32, "V": 32}
     trial.examine(trial.arguments(variant, T=T, dtype=dtype, **sizes, **STATES))
 
 
-@hazard("C030", "C034", needs=("v",), channels=CHANNELS)
+@hazard("C030", "C034", needs=("v",), channels=CHANNELS, brief={"channels": FEW_CHANNELS})
 def channels_of_any_size(trial, channels):
     """C030, C034: the right numbers for every K and V, or a refusal, never wrong ones."""
     K, V = channels
     trial.examine(trial.arguments(T=20, B=1, H=1, HV=2, K=K, V=V, **STATES))
 
 
-@hazard("C036", "C043", needs=("v",), heads=HEADS, dtype=WIDE)
+@hazard("C036", "C043", needs=("v",), heads=HEADS, dtype=WIDE, brief={"heads": FEW_HEADS})
 def heads_of_any_number(trial, heads, dtype):
     """C036, C043: H that no 16-byte row holds; gates and step sizes are read by value head."""
     H, HV = heads

@@ -10,7 +10,16 @@ CELLS = (
     ("chunk_kda", "reference", "cpu"),
     ("fused_recurrent_kda", "reference", "cpu"),
     ("kda_gate", "reference", "cpu"),
+    ("chunk_kda", "triton", "cpu"),
+    ("fused_recurrent_kda", "triton", "cpu"),
+    ("kda_gate", "triton", "cpu"),
+    ("chunk_kda", "triton", "h200"),
+    ("fused_recurrent_kda", "triton", "h200"),
+    ("kda_gate", "triton", "h200"),
 )
+
+# Toolchains whose kernels run in an interpreter on the CPU, a thousand times slower than anywhere else.
+INTERPRETED = ("triton",)
 
 
 @dataclass(frozen=True)
@@ -18,6 +27,10 @@ class Cell:
     subject: str
     backend: str
     device: torch.device
+
+    @property
+    def interpreted(self) -> bool:
+        return self.backend in INTERPRETED and self.device.type == "cpu"
 
     def __str__(self):
         return f"{self.subject}-{self.backend}"

@@ -1,21 +1,27 @@
 """A hazard: a fault somebody met in public, as a check that any operator on any backend can be put to."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
 
 from fla_dispatch import Operator
+from harness.axes import pairwise
 
 
 @dataclass(frozen=True)
 class Hazard:
-    """``check(trial, **values)`` raises ``AssertionError``; it runs once for every combination of ``axes``."""
+    """``check(trial, **values)`` raises ``AssertionError``; it runs once for every combination of ``axes``.
+
+    Where a trial is brief (kernels are interpreted) the axes take the values of ``brief``, and every two values of two
+    axes meet instead of all.
+    """
 
     check: Callable
     cases: tuple[str, ...]  # numbers of the reports
     needs: tuple[str, ...]  # parameters that an operator must have for the hazard to exist
     axes: Mapping[str, object]  # name → values, or a function from the subject to them
+    brief: Mapping[str, object] = field(default_factory=dict)  # values instead of those of some axes
 
     def __str__(self):
         return "-".join((*self.cases, self.check.__name__))
@@ -23,13 +29,20 @@ class Hazard:
     def concerns(self, operator: Operator) -> bool:
         return set(self.needs) <= set(operator.declaration.names)
 
-    def combinations(self, subject) -> Iterator[dict]:
-        values = [axis(subject) if callable(axis) else axis for axis in self.axes.values()]
-        return (dict(zip(self.axes, chosen, strict=True)) for chosen in itertools.product(*values))
+    def combinations(self, trial) -> list[dict]:
+        axes = {**self.axes, **(self.brief if trial.brief else {})}
+        axes = {name: list(axis(trial.subject) if callable(axis) else axis) for name, axis in axes.items()}
+        if trial.brief and len(axes) > 1:
+            return pairwise(axes, lambda case: True)
+        return [dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*axes.values())]
 
 
-def hazard(*cases: str, needs: tuple[str, ...] = (), **axes) -> Callable[[Callable], Hazard]:
-    return lambda check: Hazard(check, cases, needs, axes)
+def hazard(
+    *cases: str, needs: tuple[str, ...] = (), brief: Mapping[str, object] = {}, **axes
+) -> Callable[[Callable], Hazard]:
+    if unknown := set(brief) - set(axes):
+        raise TypeError(f"brief values of axes that are not there: {', '.join(sorted(unknown))}")
+    return lambda check: Hazard(check, cases, needs, axes, brief)
 
 
 def variants(subject) -> list[str]:

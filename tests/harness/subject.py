@@ -37,17 +37,30 @@ PACKED = {
 }
 SLACK_ROWS = 7
 
-TOKENS = [1, 13, 63, 64, 65, 150]
-HEADS = [(2, 2), (2, 4), (1, 3)]
-CHANNELS = [(24, 40), (33, 20), (64, 16)]
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a test is: the axes of the declaration, and what a hazard gets that asks for nothing special."""
+
+    tokens: tuple[int, ...]
+    heads: tuple[tuple[int, int], ...]
+    channels: tuple[tuple[int, int], ...] = ((24, 40), (33, 20), (64, 16))
+    default: Mapping[str, int] = field(default_factory=dict)
 
 
-def axes_of(subject: Subject, operator: Operator) -> dict[str, list]:
+FULL = Sizes((1, 13, 63, 64, 65, 150), ((2, 2), (2, 4), (1, 3)),
+             default={"B": 2, "T": 65, "H": 2, "HV": 4, "K": 24, "V": 40})
+# Where kernels are interpreted each chunk of each head costs a tenth of a second; channels cost nothing.
+BRIEF = Sizes((1, 63, 65), ((2, 2), (1, 2)), default={"B": 1, "T": 65, "H": 1, "HV": 2, "K": 24, "V": 40})
+
+
+def axes_of(subject: Subject, operator: Operator, sizes: Sizes = FULL) -> dict[str, list]:
     """Dtype, sizes, every option, every optional tensor, packing, memory layout and what the loss reads."""
     declaration = operator.declaration
-    axes = {"dtype": ["fp32", "bf16", "fp16"], "heads": HEADS, "channels": CHANNELS, "layout": ["plain", "strided"]}
+    axes = {"dtype": ["fp32", "bf16", "fp16"], "heads": list(sizes.heads), "channels": list(sizes.channels),
+            "layout": ["plain", "strided"]}
     packable = "cu_seqlens" in declaration.names
-    axes["tokens"] = TOKENS + (list(PACKED) if packable else [])
+    axes["tokens"] = [*sizes.tokens, *(PACKED if packable else ())]
     for p in declaration.options:
         if p.name in subject.axes:
             axes[p.name] = subject.axes[p.name]

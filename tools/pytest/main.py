@@ -9,6 +9,20 @@ import pytest
 NO_TESTS_COLLECTED = 5
 
 
+class Shard:
+    """One of the parts into which Bazel splits a target with shard_count: every TEST_TOTAL_SHARDS-th test."""
+
+    def __init__(self):
+        self.index, self.total = int(os.environ["TEST_SHARD_INDEX"]), int(os.environ["TEST_TOTAL_SHARDS"])
+        pathlib.Path(os.environ["TEST_SHARD_STATUS_FILE"]).touch()  # says that we know about shards
+
+    @pytest.hookimpl(trylast=True)  # what --test_filter leaves
+    def pytest_collection_modifyitems(self, config, items):
+        mine = items[self.index :: self.total]
+        config.hook.pytest_deselected(items=[item for item in items if item not in mine])
+        items[:] = mine
+
+
 def main() -> int:
     temporary = pathlib.Path(os.environ["TEST_TMPDIR"])
     # Whatever a test or a library writes stays inside the sandbox.
@@ -21,7 +35,8 @@ def main() -> int:
     test_filter = os.environ.get("TESTBRIDGE_TEST_ONLY")  # bazel test --test_filter=
     if test_filter:
         arguments += ["-k", test_filter]
-    code = pytest.main(arguments + sys.argv[1:])
+    plugins = [Shard()] if "TEST_TOTAL_SHARDS" in os.environ else []
+    code = pytest.main(arguments + sys.argv[1:], plugins)
     return 0 if test_filter and code == NO_TESTS_COLLECTED else int(code)
 
 
