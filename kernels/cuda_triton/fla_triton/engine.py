@@ -31,6 +31,10 @@ def _state(problem: Problem) -> tuple[Config, ...]:
     )
 
 
+def _merge(problem: Problem) -> tuple[Config, ...]:
+    return tuple(Config(BK=min(width(problem.K), BK), BV=SMALLEST, num_warps=4, num_stages=1) for BK in (64, 32))
+
+
 def _products(problem: Problem) -> tuple[Config, ...]:
     return tuple(
         Config(BK=min(width(problem.K), BK), BV=min(width(problem.V), BV), num_warps=4, num_stages=stages)
@@ -49,6 +53,7 @@ def _token(problem: Problem) -> tuple[Config, ...]:
 PREPARE = Kernel(intra.prepare, _channels)
 STATE_SCAN = Kernel(scan.state_scan, _state, splits_values=True)
 STATE_SCAN_BACKWARD = Kernel(scan.state_scan_backward, _state, splits_values=True)
+MERGE_SEGMENTS = Kernel(scan.merge_segments, _merge, splits_values=True)
 PRODUCT_GRADIENTS = Kernel(intra_backward.product_gradients, _products)
 DECAY_GRADIENTS = Kernel(intra_backward.decay_gradients, _channels)
 GATE = Kernel(gates.gate, _gate)
@@ -85,21 +90,40 @@ def gate_form(use_gate: bool, lower_bound: float | None) -> int:
     return 0 if not use_gate else 1 if lower_bound is None else 2
 
 
+SEGMENT = 8192  # tokens; a fixed length, so that cuts depend on nothing but the position in the sequence
+FEW = 16  # states at once (sequences times value heads) that leave most of a GPU idle
+
+
 class Places:
-    """Where the chunks of a call lie: grid sizes, and for packed input the tables of ``primitives/places.py``."""
+    """Where the chunks of a call lie: grid sizes, and for packed input the tables of ``primitives/places.py``.
 
-    __slots__ = ("NT", "chunks", "programs", "sequences", "slots")
+    Long dense sequences are split into ``segments`` of ``span`` tokens where there are few states to walk at once.
+    """
 
-    def __init__(self, launch, B: int, T: int, C: int, cu_seqlens: torch.Tensor | None):
+    __slots__ = ("N", "NT", "chunks", "programs", "segments", "sequences", "slots", "span")
+
+    @property
+    def walks(self) -> int:
+        """Sequences that hold a state, or their segments."""
+        return self.N * self.segments
+
+    def __init__(self, launch, B: int, T: int, HV: int, C: int, cu_seqlens: torch.Tensor | None):
+        self.segments, self.span = 1, T
         if cu_seqlens is None:
             self.NT = -(-T // C)
-            self.slots, self.programs = B * self.NT, B
+            self.slots, self.N, self.programs = B * self.NT, B, B
             self.chunks = self.sequences = None
+            if T > SEGMENT and B * HV <= FEW and not torch.are_deterministic_algorithms_enabled():
+                self.split(T, SEGMENT)
             return
-        N = cu_seqlens.shape[0] - 1
-        self.NT = 0
-        self.slots, self.programs = -(-T // C) + N + 1, N + 1
+        self.NT, self.N = 0, cu_seqlens.shape[0] - 1
+        self.slots, self.programs = -(-T // C) + self.N + 1, self.N + 1
         device = cu_seqlens.device
         self.chunks = torch.empty((self.slots, 4), dtype=torch.int32, device=device)
         self.sequences = torch.empty((self.programs, 3), dtype=torch.int32, device=device)
-        launch(self.programs, cu_seqlens, self.chunks, self.sequences, T, N, self.slots)
+        launch(self.programs, cu_seqlens, self.chunks, self.sequences, T, self.N, self.slots)
+
+    def split(self, T: int, span: int) -> "Places":
+        self.segments, self.span = -(-T // span), span
+        self.programs = self.walks
+        return self

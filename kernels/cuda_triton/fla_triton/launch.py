@@ -2,8 +2,8 @@
 
 ``kernel[grid](...)`` binds, inspects and hashes its arguments on every call, which costs 20 µs. Here a kernel is
 compiled once per specialisation and its binary launched directly. What the compiler specialises on is in the key: the
-types of the arguments (fixed by the ``Launch``, which belongs to one plan), and whether every pointer is a multiple of
-16 bytes. Integers are declared ``tl.int64`` and not specialised, so that no size enters a key.
+types of the arguments (fixed by the ``Launch``, which belongs to one plan), which of them are None, and which pointers
+are multiples of 16 bytes. Integers are declared ``tl.int64`` and not specialised, so that no size enters a key.
 """
 
 import functools
@@ -53,6 +53,11 @@ class Launch:
         self.kernel, self.problem, self.constants, self.config = kernel, problem, dict(constants), config
         self.compiled: dict[tuple, tuple] = {}  # by device and alignment
 
+    def compile(self, *arguments) -> None:
+        """Make ready for such arguments, without running."""
+        if isinstance(self.kernel.function, JITFunction):
+            self._compiled(driver.active.get_current_device(), arguments)
+
     def __call__(self, grid: int, *arguments):
         if grid == 0:
             return
@@ -61,19 +66,26 @@ class Launch:
             grid *= self.kernel.blocks(self.problem, config)
             self.kernel.function[(grid,)](*arguments, **self._given(config))
             return
-        pointers = 0
-        for x in arguments:
-            if isinstance(x, torch.Tensor):
-                pointers |= x.data_ptr()
         device = driver.active.get_current_device()
-        key = device, _alignment(arguments) if pointers % ALIGNMENT else None
-        found = self.compiled.get(key)
-        if found is None:
-            found = self.compiled[key] = self._compile(arguments)
-        run, function, metadata, blocks, constants = found
+        run, function, metadata, blocks, constants = self._compiled(device, arguments)
         if not compile_only:
             stream = driver.active.get_current_stream(device)
             run(grid * blocks, 1, 1, stream, function, metadata, None, None, None, *arguments, *constants)
+
+    def _compiled(self, device: int, arguments):
+        """What fits the arguments: the compiler knows which are None, and which are multiples of 16 bytes."""
+        addresses = absent = 0
+        for x in arguments:
+            absent += absent
+            if x is None:
+                absent += 1
+            elif isinstance(x, torch.Tensor):
+                addresses |= x.data_ptr()
+        key = device, absent, _alignment(arguments) if addresses % ALIGNMENT else None
+        found = self.compiled.get(key)
+        if found is None:
+            found = self.compiled[key] = self._compile(arguments)
+        return found
 
     def _given(self, config: Config) -> dict:
         """Every constant of the kernel."""

@@ -1,6 +1,7 @@
 """``chunk_kda``: prepare the chunks, walk the states through them; and back."""
 
 import functools
+from dataclasses import replace
 
 import torch
 
@@ -9,7 +10,9 @@ from fla_triton.config import Problem
 from fla_triton.engine import (
     CHUNK_TABLE,
     DECAY_GRADIENTS,
+    FEW,
     GATE_BACKWARD,
+    MERGE_SEGMENTS,
     PREPARE,
     PRODUCT_GRADIENTS,
     STATE_GRADIENT,
@@ -19,8 +22,10 @@ from fla_triton.engine import (
     Places,
     gate_form,
     parts,
+    tensor_float,
     width,
 )
+from fla_triton.launch import interpreted
 
 OPTIONS = frozenset({
     "scale", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "use_gate_in_kernel",
@@ -78,13 +83,28 @@ class Pass:
             GATE=gate, PARTS=parts(tensors["g"].dtype, bool(gate)),
         )  # fmt: skip
         scan = dict(**products, K=self.K, V=self.V, WIDTH=width(self.K), V_FIRST=self.v_first)
+        walk = dict(**scan, IDENTITY=False, EACH=False)
         self.table = CHUNK_TABLE.launch(problem, C=self.C, BLOCK=64)
         self.prepare, self.prepare_any = (
             PREPARE.launch(problem, **decays, BETA_MAX=beta_max, ANY=any_gate, SOLVE=arithmetic.solve)
             for any_gate in (False, True)
         )
-        self.scan = STATE_SCAN.launch(problem, **scan, H_V_FIRST=self.v_first)
-        self.scan_states = STATE_SCAN.launch(problem, **scan, H_V_FIRST=True)
+        self.scan = STATE_SCAN.launch(problem, **walk, H_V_FIRST=self.v_first)
+        self.scan_states = STATE_SCAN.launch(problem, **walk, H_V_FIRST=True)
+        # Of a sequence in segments: what each makes of an empty state and of a given one, and from one to the next.
+        self.scan_ends = STATE_SCAN.launch(problem, **(walk | dict(EACH=True)), H_V_FIRST=True)
+        squares = scan | dict(V=self.K, V_FIRST=False)
+        self.scan_maps = STATE_SCAN.launch(
+            replace(problem, V=self.K), **squares, IDENTITY=True, EACH=True, H_V_FIRST=True
+        )
+        self.merge, self.merge_backward = (
+            MERGE_SEGMENTS.launch(
+                problem, K=self.K, V=self.V, V_FIRST=self.v_first, REVERSE=reverse, PRECISION=tensor_float(21)
+            )
+            for reverse in (False, True)
+        )
+        # A call that is not split makes ready for one that is, so that longer sequences compile nothing.
+        self.warm = [facts.packed or self.HV > FEW or interpreted()] * 2
         self.scan_backward = STATE_SCAN_BACKWARD.launch(problem, **scan)
         self.product_gradients = PRODUCT_GRADIENTS.launch(
             problem, **products, K=self.K, V=self.V, BETA_MAX=beta_max
@@ -102,8 +122,8 @@ class Pass:
         self.gate_backward = GATE_BACKWARD.launch(problem, K=self.K, **place, GATE=gate, SUM=False)
 
     def places(self, call) -> Places:
-        B, T = call.q.shape[:2]
-        return Places(self.table, B, T, self.C, call.cu_seqlens)
+        B, T, HV = call.v.shape[:3]
+        return Places(self.table, B, T, HV, self.C, call.cu_seqlens)
 
     def prepared(self, call, places):
         """reads, read_keys, write_keys, steps, total, A, P, reach: see ``primitives/intra.py``."""
@@ -123,40 +143,87 @@ class Pass:
         self.prepare_any(places.slots * HV, *arguments)
         return reads, read_keys, write_keys, steps, total, A, P, reach
 
+    def segment_states(self, call, places, chunks):
+        """(the state before each segment, or the call's own where nothing is split; the segments' maps or None)."""
+        if places.span >= call.v.shape[1] and places.segments <= 1:
+            return call.initial_state, None
+        B, T, HV, V = call.v.shape
+        K, walks = self.K, places.walks
+        ends, starts = (self.states(call, walks) for _ in range(2))
+        maps = torch.empty((walks, HV, K, K), dtype=torch.float32, device=call.v.device)
+        where = places.sequences, T, places.NT, places.span, places.segments, HV, walks
+        read_keys, write_keys, steps, total, P = chunks
+        walked = steps, total, None, P
+        self.scan_ends(walks * HV, None, read_keys, write_keys, call.v, *walked, None, ends, None, None, None, *where)
+        self.scan_maps(walks * HV, None, read_keys, write_keys, None, *walked, None, maps, None, None, None, *where)
+        self.merge(B * HV, maps, ends, call.initial_state, starts, places.segments, HV)
+        return starts, maps
+
+    def states(self, call, count):
+        """Room for ``count`` states of every value head, laid out as the caller's."""
+        shape = (self.V, self.K) if self.v_first else (self.K, self.V)
+        return torch.empty((count, self.HV, *shape), dtype=torch.float32, device=call.v.device)
+
     def forward(self, call):
         places = self.places(call)
         reads, read_keys, write_keys, steps, total, A, P, _ = self.prepared(call, places)
         B, T, HV, V = call.v.shape
-        N, K = places.programs - (places.chunks is not None), self.K
-        device = call.v.device
-        o = torch.empty(call.v.shape, dtype=call.q.dtype, device=device)
+        o = torch.empty(call.v.shape, dtype=call.q.dtype, device=call.v.device)
         final, starts = self.wanted
-        shape = (N, HV, V, K) if self.v_first else (N, HV, K, V)
-        S = torch.empty(shape, dtype=torch.float32, device=device) if final else None
-        h = torch.empty((B, call.dims["NT"], *shape[1:]), dtype=call.k.dtype, device=device) if starts else None
-        self.scan(
-            places.programs * HV, reads, read_keys, write_keys, call.v, steps, total, A, P, call.initial_state, S,
-            o, h, None, places.sequences, T, places.NT, HV, N,
-        )  # fmt: skip
+        S = self.states(call, places.N) if final else None
+        h = None
+        if starts:
+            shape = (V, self.K) if self.v_first else (self.K, V)
+            h = torch.empty((B, call.dims["NT"], HV, *shape), dtype=call.k.dtype, device=call.v.device)
+
+        def walk(places):
+            S0, _ = self.segment_states(call, places, (read_keys, write_keys, steps, total, P))
+            return (
+                places.programs * HV, reads, read_keys, write_keys, call.v, steps, total, A, P, S0, S, o, h, None,
+                places.sequences, T, places.NT, places.span, places.segments, HV, places.walks,
+            )  # fmt: skip
+
+        if not self.warm[0] and T > self.C:
+            self.warm[0] = True
+            self.scan.compile(*walk(self.places(call).split(T, self.C))[1:])
+        self.scan(*walk(places))
         return ((o, S, h) if starts else (o, S)), ()
 
     def backward(self, call, grads):
         places = self.places(call)
         reads, read_keys, write_keys, steps, total, A, P, reach = self.prepared(call, places)
         B, T, HV, V = call.v.shape
-        H, N, K = self.H, places.programs - (places.chunks is not None), self.K
+        H, K = self.H, self.K
         device, dtype = call.v.device, self.arithmetic.dtype
         do, dS = grads["o"], grads.get("final_state")
         h, dh = (torch.empty((places.slots, HV, V, K), dtype=dtype, device=device) for _ in range(2))
         s, y = (torch.empty((B, T, HV, V), dtype=dtype, device=device) for _ in range(2))
-        self.scan_states(
-            places.programs * HV, reads, read_keys, write_keys, call.v, steps, total, A, P, call.initial_state,
-            None, None, h, s, places.sequences, T, places.NT, HV, N,
-        )  # fmt: skip
-        self.scan_backward(
-            N * HV, reads, read_keys, write_keys, do, steps, total, A, P, dS, dh, y, places.sequences, T, places.NT,
-            HV, N,
-        )  # fmt: skip
+
+        def walks(places):
+            where = places.sequences, T, places.NT, places.span, places.segments, HV, places.walks
+            S0, maps = self.segment_states(call, places, (read_keys, write_keys, steps, total, P))
+            dends = dS
+            if maps is not None:
+                from_nothing, dends = (self.states(call, places.walks) for _ in range(2))
+                self.scan_backward(
+                    places.walks * HV, reads, read_keys, write_keys, do, steps, total, A, P, None, from_nothing, None,
+                    None, *where,
+                )  # fmt: skip
+                self.merge_backward(B * HV, maps, from_nothing, dS, dends, places.segments, HV)
+            return (
+                (places.programs * HV, reads, read_keys, write_keys, call.v, steps, total, A, P, S0, None, None, h, s,
+                 *where),
+                (places.walks * HV, reads, read_keys, write_keys, do, steps, total, A, P, dends, None, dh, y, *where),
+            )  # fmt: skip
+
+        if not self.warm[1] and T > self.C:
+            self.warm[1] = True
+            forwards, backwards = walks(self.places(call).split(T, self.C))
+            self.scan_states.compile(*forwards[1:])
+            self.scan_backward.compile(*backwards[1:])
+        forwards, backwards = walks(places)
+        self.scan_states(*forwards)
+        self.scan_backward(*backwards)
         dv, dbeta = torch.empty_like(call.v), torch.empty_like(call.beta)
         # What the scans read makes room for its gradients: nothing reads it again.
         dreads, dread_keys, dwrite_keys, dtotal, dA, dN = reads, read_keys, write_keys, total, A, P
@@ -185,8 +252,8 @@ class Pass:
         if call.initial_state is not None:
             dS0 = torch.empty(call.initial_state.shape, dtype=torch.float32, device=device)
             self.state_gradient(
-                N * HV, call.q, call.k, call.g, call.beta, call.A_log, call.dt_bias, do, dS, dS0, call.cu_seqlens,
-                T, H, HV, N, self.scale, self.lower_bound,
+                places.N * HV, call.q, call.k, call.g, call.beta, call.A_log, call.dt_bias, do, dS, dS0, call.cu_seqlens,
+                T, H, HV, places.N, self.scale, self.lower_bound,
             )  # fmt: skip
             gradients["initial_state"] = dS0
         return gradients

@@ -64,7 +64,7 @@ class GateLaunches:
 
     def forward(self, call, cu_seqlens, scale):
         B, T, HV, _ = call.g.shape
-        places = Places(self.table, B, T, self.C, cu_seqlens)
+        places = Places(self.table, B, T, HV, self.C, cu_seqlens)
         out = torch.empty(call.g.shape, dtype=self.dtype, device=call.g.device)
         self.gate(
             places.slots * HV, call.g, call.A_log, call.dt_bias, out, places.chunks, T, places.NT, HV,
@@ -73,6 +73,6 @@ class GateLaunches:
         return out
 
     def backward(self, call, d, cu_seqlens, scale):
-        B, T = call.g.shape[:2]
-        places = Places(self.table, B, T, self.C, cu_seqlens)
+        B, T, HV, _ = call.g.shape
+        places = Places(self.table, B, T, HV, self.C, cu_seqlens)
         return gate_gradients(self.gate_backward, places, call, d, self.lower_bound, scale)

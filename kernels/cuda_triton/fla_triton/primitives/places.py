@@ -30,14 +30,18 @@ def chunk_place(slot, chunks, T, NT, C: tl.constexpr, PACKED: tl.constexpr):
 
 
 @triton.jit
-def sequence_place(n, sequences, T, NT, PACKED: tl.constexpr):
-    """(first token, tokens, slot of the first chunk) of sequence ``n``."""
+def sequence_place(n, sequences, T, NT, span, segments, C: tl.constexpr, PACKED: tl.constexpr):
+    """(first token, tokens, slot of the first chunk) of sequence ``n``, or of segment ``n`` where dense sequences are
+    worked on in ``segments`` of ``span`` tokens (multiples of C; span = T, segments = 1 otherwise)."""
     if PACKED:
         first = tl.load(sequences + n * 3).to(tl.int64)
         count = tl.load(sequences + n * 3 + 1).to(tl.int64)
         slot = tl.load(sequences + n * 3 + 2).to(tl.int64)
     else:
-        first, count, slot = n * T, T, n * NT
+        before = n % segments * span
+        first = n // segments * T + before
+        count = tl.minimum(T - before, span)
+        slot = n // segments * NT + before // C
     return first, count, slot
 
 
