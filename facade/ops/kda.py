@@ -38,7 +38,9 @@ SHAPES = {
     "batch_2k": dict(B=8, T=2048, H=16, HV=16, K=128, V=128),
     "long_64k": dict(B=1, T=65536, H=8, HV=8, K=128, V=128),
     "wide_4k": dict(B=4, T=4096, H=64, HV=64, K=128, V=128),
+    "packed_32k": dict(B=1, T=32768, N=16, H=16, HV=16, K=128, V=128),
 }
+DECODING = {f"decode_{B}": dict(B=B, T=1, H=32, HV=32, K=128, V=128) for B in (1, 8, 64, 256)}
 
 
 @dispatch(
@@ -204,8 +206,7 @@ def chunk_kda(
     layouts=LAYOUTS,
     same_dtype=[("q", "k", "v")],
     tolerance="delta_rule",
-    shapes=SHAPES
-    | {"decode_1": dict(B=1, T=1, H=32, HV=32, K=128, V=128), "decode_64": dict(B=64, T=1, H=32, HV=32, K=128, V=128)},
+    shapes=SHAPES | DECODING,
 )
 def fused_recurrent_kda(
     q: Float[Tensor, "B T H K"],

@@ -197,6 +197,58 @@ def test_a_wrapper_keeps_its_own_arguments():
     assert "no parameter `keys`" in found
 
 
+HALVES = """
+class Plan:
+    def __init__(self):
+        self.step = SCALE.launch(problem, D=64, config=None)
+        self.both = tuple(SCALE.launch(problem, **constants, D=D) for D in (32, 64))
+
+    def run(self, x, y):
+        arguments = (x, y, T, scale)
+        {run}
+
+def elsewhere(launch, x):
+    launch(1, x, x, T, scale)
+
+SCALE = Kernel(scale_kernel, candidates)
+"""
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "self.step(1, x, y, T, scale)",
+        "self.step(1, *arguments)",
+        "[step] = [self.step]; self.step(grid, *unknown)",
+        "for one in self.both: one(1, *arguments)",
+        "elsewhere(self.step, x)",
+        "self.step(*everything(x))",
+        "both = (1, x, y, T, scale); self.step(*both)",
+    ],
+)
+def test_a_launch_in_two_halves_agrees(run):
+    launches = index_of(HALVES.replace("{run}", run)).launches
+    assert {launch.half for launch in launches} == {"constants", "arguments"}
+    assert not any(launch.disagreements() for launch in launches)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (HALVES.replace("D=64", "d=64"), "fla_triton/sample.py:6) has no constant `d`"),
+        (HALVES.replace("D=64", "T=64"), "has no constant `T`"),
+        (HALVES.replace("{run}", "self.step(1, x, y, T)"), "3 arguments are given, scale_kernel"),
+        (HALVES.replace("{run}", "self.step(1, *arguments, x)"), "5 arguments are given"),
+        (HALVES.replace("{run}", "self.step(1, x, y, T, scale, D=8)"), "given by position; `D` is given by keyword"),
+        (HALVES.replace("{run}", "for one in self.both: one(1, x)"), "1 arguments are given"),
+        (HALVES.replace("{run}", "elsewhere(self.step, x)").replace("x, x, T", "x, T"), "3 arguments are given"),
+    ],
+)
+def test_a_launch_in_two_halves_disagrees(text, problem):
+    found = [words for launch in index_of(text.replace("{run}", "pass")).launches for words in launch.disagreements()]
+    assert len(found) == 1 and problem in found[0], found
+
+
 def test_autotune_and_heuristics_give_arguments():
     kernel = """
         import triton, triton.language as tl

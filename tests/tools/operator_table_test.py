@@ -30,11 +30,10 @@ def committed_proofs():
 def test_table_has_every_public_operator(program):
     ended = program(operator_table.main)
     assert ended.status == 0, ended.err
-    assert ended.out.splitlines()[:3] == [
-        "| operator | reference |",
-        "|-|-|",
-        "| `chunk_kda` | CPU: `//tests:chunk_kda_reference` |",
-    ]
+    head, rule, first = ended.out.splitlines()[:3]
+    assert head.startswith("| operator | ") and head.endswith(" | reference |")
+    assert rule == "|-" * (head.count("|") - 1) + "|"
+    assert first.startswith("| `chunk_kda` | ") and first.endswith(" | CPU: `//tests:chunk_kda_reference` |")
     assert [line.split("`")[1] for line in ended.out.splitlines()[2:]] == sorted(committed_proofs())
 
 
@@ -70,9 +69,9 @@ def test_a_cell_needs_its_proof(program, second_backend, tmp_path):
     proofs["chunk_kda"]["second"] = "H200: //tests:chunk_kda_second_h200"
     (tmp_path / "proofs.json").write_text(json.dumps(proofs))
     lines = program(operator_table.main, "--proofs", tmp_path / "proofs.json").out.splitlines()
-    assert lines[0] == "| operator | second | reference |"
-    assert lines[2].startswith("| `chunk_kda` | H200: `//tests:chunk_kda_second_h200` | CPU:")
-    assert lines[3].startswith("| `fused_kda_gate` | – | CPU:")
+    column = lines[0].split(" | ").index("second")
+    assert lines[2].split(" | ")[column] == "H200: `//tests:chunk_kda_second_h200`"
+    assert lines[3].split(" | ")[column] == "–"
 
 
 def test_a_proof_needs_its_cell():

@@ -9,7 +9,16 @@ import pytest
 
 from tools.repository import ROOT, files
 
-TOOLS = ["inspect_fla_ops", "explain", "audit_callsites", "new_op", "operator_table", "lint/house", "lint/kernels"]
+TOOLS = [
+    "inspect_fla_ops",
+    "explain",
+    "audit_callsites",
+    "new_op",
+    "operator_table",
+    "tune",
+    "lint/house",
+    "lint/kernels",
+]
 
 
 @pytest.mark.parametrize("tool", TOOLS)

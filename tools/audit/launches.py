@@ -7,6 +7,8 @@ A launch is one of
     launch(kernel, grid, q, k, BLOCK=64)         a wrapper: its own parameters are read from its definition
     device_function(x, BLOCK)                    inside a kernel; also gl.warp_specialize([(function, (x,)), ...])
     factory(M, N)                                TileLang, whose jit functions are called as they are
+    step = KERNEL.launch(problem, BLOCK=64)      in two halves, where KERNEL = Kernel(kernel, ...): first the constants,
+    step(grid, q, k, T)                          then the arguments; ``step`` may be an attribute or be handed on
 """
 
 import ast
@@ -23,6 +25,8 @@ LAUNCH_OPTIONS = frozenset(
     "multibuffer extern_libs".split()
 )
 HANDED_ON = frozenset({"num_warps", "num_stages", "num_ctas"})
+CONSTANTS, ARGUMENTS = "constants", "arguments"
+DEPTH = 4  # how often a name is followed to what it stands for
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Launch:
     positional: tuple[ast.expr, ...]
     keywords: tuple[ast.keyword, ...]
     without_grid: bool = False
+    half: str | None = None  # CONSTANTS or ARGUMENTS of a launch in two halves
 
     def arguments(self) -> list[str]:
         """What each parameter is given, in order: `q=call.q`; `?` where a starred argument hides the parameter."""
@@ -56,6 +61,9 @@ class Launch:
 
 def _disagreements(launch: Launch, kernel: Kernel) -> Iterator[str]:
     names, where = kernel.names, f"{kernel.name} ({kernel.source.at(kernel.node)})"
+    if launch.half is not None:
+        yield from _disagreements_of_half(launch, kernel, where)
+        return
     starred = next((i for i, value in enumerate(launch.positional) if isinstance(value, ast.Starred)), None)
     count = len(launch.positional) if starred is None else starred
     if count > len(names):
@@ -86,6 +94,19 @@ def _disagreements(launch: Launch, kernel: Kernel) -> Iterator[str]:
         yield f"{', '.join(f'`{name}`' for name in missing)} of {where} is not given"
 
 
+def _disagreements_of_half(launch: Launch, kernel: Kernel, where: str) -> Iterator[str]:
+    constants = [p.name for p in kernel.parameters if p.constexpr]
+    others = [p.name for p in kernel.parameters if not p.constexpr]
+    for keyword in launch.keywords:
+        if launch.half == ARGUMENTS:
+            yield f"arguments of {where} are given by position; `{keyword.arg or '**'}` is given by keyword"
+        elif keyword.arg is not None and keyword.arg not in constants:
+            yield f"{where} has no constant `{keyword.arg}`{nearest(keyword.arg, constants)}"
+    if launch.half == ARGUMENTS and not any(isinstance(value, ast.Starred) for value in launch.positional):
+        if len(launch.positional) != len(others):
+            yield f"{len(launch.positional)} arguments are given, {where} takes {len(others)}: {', '.join(others)}"
+
+
 class Index:
     """All kernels, functions and launches of some sources."""
 
@@ -101,6 +122,11 @@ class Index:
                 if isinstance(node, FUNCTIONS) and not jit_of(node):
                     self.functions.setdefault(node.name, []).append((source, node))
             self._bindings[source.path] = _bindings(source)
+        self.calls: dict[str, list[tuple[Source, ast.Call]]] = {}  # by the name of what is called
+        for source in self.sources:
+            for node in ast.walk(source.tree):
+                if isinstance(node, ast.Call) and (name := called(node)):
+                    self.calls.setdefault(name, []).append((source, node))
         self.launches: list[Launch] = []
         self.unknown: list[tuple[Source, ast.Call]] = []  # name[...](...) of something that is not known here
         for source in self.sources:
@@ -114,11 +140,17 @@ class Index:
         if isinstance(function, ast.Subscript):
             if found := self.resolve(source, function.value):
                 yield self._launch(source, call, found, call.args, call.keywords)
-            elif function is call.func and inside is None and not _is_parameter(function.value):
+            elif function is call.func and inside is None and not _is_handed_in(function.value):
                 self.unknown.append((source, call))
         elif isinstance(function, ast.Attribute) and function.attr in ("run", "warmup"):
             if found := self.resolve(source, function.value):
                 yield self._launch(source, call, found, call.args, call.keywords)
+        elif found := self._planned(source, call):
+            yield self._launch(source, call, found, [], [k for k in call.keywords if k.arg != "config"], half=CONSTANTS)
+        elif inside is None and (found := self._plan(source, function)):
+            grid, *arguments = _spelled(call.args) or [None]
+            arguments = [grid, *arguments] if isinstance(grid, ast.Starred) else arguments
+            yield self._launch(source, call, found, arguments, call.keywords, half=ARGUMENTS)
         elif found := self.resolve(source, function, wrapped=False):
             bare = inside is None and found[0].toolchain != "tilelang"
             yield self._launch(source, call, found, call.args, call.keywords, without_grid=bare)
@@ -132,7 +164,7 @@ class Index:
                 yield self._launch(source, call, found, *handed_on)
 
     @staticmethod
-    def _launch(source, node, kernels, positional, keywords, without_grid=False) -> Launch:
+    def _launch(source, node, kernels, positional, keywords, without_grid=False, half=None) -> Launch:
         spelled = []
         for value in positional:
             literal = isinstance(value, ast.Starred) and isinstance(value.value, ast.Tuple | ast.List)
@@ -152,7 +184,45 @@ class Index:
                 named += keyword.value.keywords
             else:
                 named.append(keyword)
-        return Launch(source, node, tuple(kernels), tuple(spelled), tuple(named), without_grid)
+        return Launch(source, node, tuple(kernels), tuple(spelled), tuple(named), without_grid, half)
+
+    def _planned(self, source: Source, node: ast.AST) -> list[Kernel]:
+        """The kernels of ``KERNEL.launch(...)``."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "launch":
+            return self.resolve(source, node.func.value)
+        return []
+
+    def _plan(self, source: Source, node: ast.AST, depth: int = 0) -> list[Kernel]:
+        """The kernels of an expression that stands for what ``KERNEL.launch(...)`` returned."""
+        values = []
+        if depth > DEPTH:
+            return []
+        if isinstance(node, ast.Attribute) and last_name(node.value) == "self":
+            values = [(source, value) for value in _assigned_to_attribute(node)]
+        elif isinstance(node, ast.Name) and (function := _has_parameter(node)):
+            return self._handed_to(source, function, node.id, depth)
+        elif isinstance(node, ast.Name):
+            values = [(source, v) for v in self._bindings[source.path].get(node.id, ()) if isinstance(v, ast.expr)]
+            values += [(source, v) for v in _looped_over(node)]
+        found = []
+        for near, value in values:
+            inner = [k for call in ast.walk(value) for k in self._planned(near, call)]
+            found += inner or self._plan(near, value, depth + 1)
+        return list(dict.fromkeys(found))
+
+    def _handed_to(self, source: Source, function: ast.FunctionDef, name: str, depth: int) -> list[Kernel]:
+        """The kernels of the plans that callers hand to a parameter of a function, or of a class's ``__init__``."""
+        names = [a.arg for a in function.args.posonlyargs + function.args.args]
+        owner = enclosing(function, ast.ClassDef)
+        position = names.index(name) - (owner is not None) if name in names else -1
+        title = owner.name if owner is not None and function.name == "__init__" else function.name
+        tree, found = source.path.split("/")[:2], []
+        for near, call in self.calls.get(title, ()) if position >= 0 else ():
+            if near.path.split("/")[:2] == tree:
+                given = [keyword.value for keyword in call.keywords if keyword.arg == name]
+                for value in given or call.args[position : position + 1]:
+                    found += self._planned(near, value) or self._plan(near, value, depth + 1)
+        return list(dict.fromkeys(found))
 
     def _through_wrapper(self, source: Source, call: ast.Call, name: str | None):
         """→ (positional, keywords) that a wrapper called with a kernel hands on to it; None if it is no wrapper."""
@@ -178,7 +248,7 @@ class Index:
 
     def resolve(self, source: Source, node: ast.AST, wrapped: bool = True, depth: int = 0) -> list[Kernel]:
         """The kernels that an expression may stand for; with ``wrapped`` also after ``name = cached(kernel)``."""
-        if depth > 4:
+        if depth > DEPTH:
             return []
         if isinstance(node, ast.IfExp):
             return self.resolve(source, node.body, wrapped, depth + 1) + self.resolve(
@@ -200,7 +270,7 @@ class Index:
             if isinstance(value, FUNCTIONS):
                 found += [k for k in self.kernels.get(node.id, ()) if k.node is value]
             elif isinstance(value, ast.alias):
-                found += self._imported(source, value)
+                found += self._imported(source, value) or self._imported_stand_in(value, depth)
             else:
                 found += self.resolve(source, value, wrapped, depth + 1)
         return list(dict.fromkeys(found))
@@ -217,6 +287,19 @@ class Index:
             return []  # someone else's module
         closest = max(_closeness(k.source, source) for k in found)
         return [k for k in found if _closeness(k.source, source) == closest]
+
+
+    def _imported_stand_in(self, alias: ast.alias, depth: int) -> list[Kernel]:
+        """What ``from module import NAME`` stands for, where the module says ``NAME = Kernel(kernel, ...)``."""
+        module = _module(alias).rpartition("/")[0]
+        if not isinstance(alias.parent, ast.ImportFrom) or not module:
+            return []
+        return [
+            kernel
+            for source in self.sources
+            if f"/{source.path}".endswith(f"/{module}.py")
+            for kernel in self.resolve(source, ast.Name(alias.name), True, depth + 1)
+        ]
 
 
 def _module(alias: ast.alias) -> str:
@@ -239,12 +322,61 @@ def _closeness(source: Source, other: Source) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), source.path.count("/"))
 
 
-def _is_parameter(node: ast.AST) -> bool:
-    """Whether a name is a parameter of the function around it, as the kernel is in a wrapper."""
+def _has_parameter(node: ast.AST) -> ast.FunctionDef | None:
+    """The function around a name, if the name is a parameter of it."""
     function = enclosing(node, FUNCTIONS)
-    return function is not None and last_name(node) in {
-        a.arg for a in function.args.posonlyargs + function.args.args + function.args.kwonlyargs
-    }
+    if function is None:
+        return None
+    arguments = function.args
+    named = {a.arg for a in arguments.posonlyargs + arguments.args + arguments.kwonlyargs}
+    return function if last_name(node) in named else None
+
+
+def _is_handed_in(node: ast.AST) -> bool:
+    """Whether the kernel comes from outside: a parameter of a wrapper, or an attribute of a callable object."""
+    owner = node
+    while isinstance(owner, ast.Attribute):
+        owner = owner.value
+    if owner is not node and isinstance(owner, ast.Name) and owner.id == "self":
+        around = enclosing(node, ast.ClassDef)
+        return around is not None and any(isinstance(x, FUNCTIONS) and x.name == "__call__" for x in around.body)
+    return _has_parameter(node) is not None
+
+
+def _assigned_to_attribute(node: ast.Attribute) -> Iterator[ast.expr]:
+    """The values of every ``self.name = ...`` of the class around ``self.name``, also among several targets."""
+    around = enclosing(node, ast.ClassDef)
+    for statement in ast.walk(around) if around is not None else ():
+        if isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                targets = target.elts if isinstance(target, ast.Tuple) else [target]
+                if any(isinstance(t, ast.Attribute) and t.attr == node.attr for t in targets):
+                    yield statement.value
+
+
+def _looped_over(node: ast.Name) -> Iterator[ast.expr]:
+    """What ``for name in ...`` goes through, in the function around ``name``."""
+    for statement in ast.walk(enclosing(node, FUNCTIONS) or ast.Module([], [])):
+        if isinstance(statement, ast.For) and isinstance(statement.target, ast.Name) and statement.target.id == node.id:
+            yield statement.iter
+
+
+def _spelled(values: list[ast.expr]) -> list[ast.expr]:
+    """``*arguments`` as what the function around it assigned to ``arguments``, where that is one tuple."""
+    found = []
+    for value in values:
+        if isinstance(value, ast.Starred) and isinstance(value.value, ast.Name):
+            assigned = [
+                statement.value
+                for statement in ast.walk(enclosing(value, FUNCTIONS) or ast.Module([], []))
+                if isinstance(statement, ast.Assign)
+                and any(isinstance(t, ast.Name) and t.id == value.value.id for t in statement.targets)
+            ]
+            if len(assigned) == 1 and isinstance(assigned[0], ast.Tuple):
+                found += assigned[0].elts
+                continue
+        found.append(value)
+    return found
 
 
 def _bindings(source: Source) -> dict[str, list[ast.AST]]:

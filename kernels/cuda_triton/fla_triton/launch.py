@@ -2,7 +2,7 @@
 
 ``kernel[grid](...)`` binds, inspects and hashes its arguments on every call, which costs 20 µs. Here a kernel is
 compiled once per specialisation and its binary launched directly. What the compiler specialises on is in the key: the
-types of the arguments (fixed by the ``Launch``, which belongs to one plan), which of them are None, and which pointers
+types of the arguments (fixed by the ``Launch``), which of them are None, and which pointers
 are multiples of 16 bytes. Integers are declared ``tl.int64`` and not specialised, so that no size enters a key.
 """
 
@@ -33,15 +33,24 @@ class Kernel:
     def __init__(self, function, candidates: Callable[[Problem], tuple[Config, ...]], splits_values: bool = False):
         self.function, self.candidates, self.name = function, candidates, function.__name__
         self.splits_values = splits_values
+        self._launches: dict[tuple, Launch] = {}
         kernels[self.name] = self
 
     def blocks(self, problem: Problem, config: Config) -> int:
         """Programs per unit of the grid."""
         return -(-problem.V // config.BV) if self.splits_values else 1
 
-    def launch(self, problem: Problem, config: Config | None = None, **constants) -> "Launch":
-        """The kernel for one plan; ``config`` overrides the choice."""
-        return Launch(self, problem, constants, config)
+    def launch(
+        self, problem: Problem, types: tuple | None = None, config: Config | None = None, **constants
+    ) -> "Launch":
+        """The kernel for all calls of these constants and ``types``, which fix the dtype of every argument (None: for
+        one caller's arguments); ``config`` overrides the choice."""
+        if types is None:
+            return Launch(self, problem, constants, config)
+        key = problem, types, config, tuple(sorted(constants.items()))
+        if key not in self._launches:
+            self._launches[key] = Launch(self, problem, constants, config)
+        return self._launches[key]
 
 
 class Launch:

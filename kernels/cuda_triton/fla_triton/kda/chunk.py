@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from fla_triton.backend import TritonBackend
+from fla_triton.backend import TritonBackend, types
 from fla_triton.config import Problem
 from fla_triton.engine import (
     CHUNK_TABLE,
@@ -74,7 +74,7 @@ class Pass:
         self.wanted = options["output_final_state"], options.get("return_intermediate_states", False)
         self.v_first = options["state_v_first"]
         gate = gate_form(options["use_gate_in_kernel"], options["lower_bound"])
-        problem = Problem(self.K, self.V, arithmetic.bits, self.C)
+        problem, kinds = Problem(self.K, self.V, arithmetic.bits, self.C), types(facts)
         place = dict(C=self.C, PACKED=facts.packed)
         beta_max = (2 if options["allow_neg_eigval"] else 1) if options["use_beta_sigmoid_in_kernel"] else 0
         products = dict(**place, PRECISION=arithmetic.precision)
@@ -84,42 +84,42 @@ class Pass:
         )  # fmt: skip
         scan = dict(**products, K=self.K, V=self.V, WIDTH=width(self.K), V_FIRST=self.v_first)
         walk = dict(**scan, IDENTITY=False, EACH=False)
-        self.table = CHUNK_TABLE.launch(problem, C=self.C, BLOCK=64)
+        self.table = CHUNK_TABLE.launch(problem, kinds, C=self.C, BLOCK=64)
         self.prepare, self.prepare_any = (
-            PREPARE.launch(problem, **decays, BETA_MAX=beta_max, ANY=any_gate, SOLVE=arithmetic.solve)
+            PREPARE.launch(problem, kinds, **decays, BETA_MAX=beta_max, ANY=any_gate, SOLVE=arithmetic.solve)
             for any_gate in (False, True)
         )
-        self.scan = STATE_SCAN.launch(problem, **walk, H_V_FIRST=self.v_first)
-        self.scan_states = STATE_SCAN.launch(problem, **walk, H_V_FIRST=True)
+        self.scan = STATE_SCAN.launch(problem, kinds, **walk, H_V_FIRST=self.v_first)
+        self.scan_states = STATE_SCAN.launch(problem, kinds, **walk, H_V_FIRST=True)
         # Of a sequence in segments: what each makes of an empty state and of a given one, and from one to the next.
-        self.scan_ends = STATE_SCAN.launch(problem, **(walk | dict(EACH=True)), H_V_FIRST=True)
+        self.scan_ends = STATE_SCAN.launch(problem, kinds, **(walk | dict(EACH=True)), H_V_FIRST=True)
         squares = scan | dict(V=self.K, V_FIRST=False)
         self.scan_maps = STATE_SCAN.launch(
-            replace(problem, V=self.K), **squares, IDENTITY=True, EACH=True, H_V_FIRST=True
+            replace(problem, V=self.K), kinds, **squares, IDENTITY=True, EACH=True, H_V_FIRST=True
         )
         self.merge, self.merge_backward = (
             MERGE_SEGMENTS.launch(
-                problem, K=self.K, V=self.V, V_FIRST=self.v_first, REVERSE=reverse, PRECISION=tensor_float(21)
+                problem, kinds, K=self.K, V=self.V, V_FIRST=self.v_first, REVERSE=reverse, PRECISION=tensor_float(21)
             )
             for reverse in (False, True)
         )
         # A call that is not split makes ready for one that is, so that longer sequences compile nothing.
         self.warm = [facts.packed or self.HV > FEW or interpreted()] * 2
-        self.scan_backward = STATE_SCAN_BACKWARD.launch(problem, **scan)
+        self.scan_backward = STATE_SCAN_BACKWARD.launch(problem, kinds, **scan)
         self.product_gradients = PRODUCT_GRADIENTS.launch(
-            problem, **products, K=self.K, V=self.V, BETA_MAX=beta_max
+            problem, kinds, **products, K=self.K, V=self.V, BETA_MAX=beta_max
         )
         self.decay_gradients = tuple(
             DECAY_GRADIENTS.launch(
-                problem, **decays, SECOND=second, ANY=any_gate, SUM_PARTS=2 if arithmetic.bits == 16 else 3
+                problem, kinds, **decays, SECOND=second, ANY=any_gate, SUM_PARTS=2 if arithmetic.bits == 16 else 3
             )
             for any_gate in (False, True) for second in (False, True)
         )  # fmt: skip
         self.state_gradient = STATE_GRADIENT.launch(
-            problem, K=self.K, V=self.V, NORM=options["use_qk_l2norm_in_kernel"], GATE=gate, BETA_MAX=beta_max,
+            problem, kinds, K=self.K, V=self.V, NORM=options["use_qk_l2norm_in_kernel"], GATE=gate, BETA_MAX=beta_max,
             V_FIRST=self.v_first, WIDTH=width(self.K),
         )  # fmt: skip
-        self.gate_backward = GATE_BACKWARD.launch(problem, K=self.K, **place, GATE=gate, SUM=False)
+        self.gate_backward = GATE_BACKWARD.launch(problem, kinds, K=self.K, **place, GATE=gate, SUM=False)
 
     def places(self, call) -> Places:
         B, T, HV = call.v.shape[:3]
@@ -252,8 +252,8 @@ class Pass:
         if call.initial_state is not None:
             dS0 = torch.empty(call.initial_state.shape, dtype=torch.float32, device=device)
             self.state_gradient(
-                places.N * HV, call.q, call.k, call.g, call.beta, call.A_log, call.dt_bias, do, dS, dS0, call.cu_seqlens,
-                T, H, HV, places.N, self.scale, self.lower_bound,
+                places.N * HV, call.q, call.k, call.g, call.beta, call.A_log, call.dt_bias, do, dS, dS0,
+                call.cu_seqlens, T, H, HV, places.N, self.scale, self.lower_bound,
             )  # fmt: skip
             gradients["initial_state"] = dS0
         return gradients

@@ -184,8 +184,8 @@ def decay_gradients(
     PRECISION: tl.constexpr, STAGES: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """One program per (chunk, value head): the adjoint of ``prepare`` for the rows of the first half or (SECOND) of the
-    second. dq and dk are [tokens, HV, K]; dg is the gradient of the gate's value. ANY does the chunks that the two-sided
-    form does not cover."""
+    second. dq and dk are [tokens, HV, K]; dg is the gradient of the gate's value. ANY does the chunks that the
+    two-sided form does not cover."""
     program = tl.program_id(0).to(tl.int64)
     head = program % HV
     start, count, sequence, index = chunk_place(program // HV, chunks, T, NT, C, PACKED)
@@ -321,12 +321,12 @@ def decay_gradients(
         if ANY:
             rows = (r < covered)[:, None]
             dq_tile, dk_tile, through = half_pair_gradients(
-                dq_tile, dk_tile, through, tl.where(rows, dA_within, 0.0), tl.where(rows, dN_within, 0.0), q_tile, k_tile,
-                prefix, rows, PRECISION,
+                dq_tile, dk_tile, through, tl.where(rows, dA_within, 0.0), tl.where(rows, dN_within, 0.0), q_tile,
+                k_tile, prefix, rows, PRECISION,
             )  # fmt: skip
             dq_tile, dk_tile, through = half_pair_gradients_any(
-                dq_tile, dk_tile, through, tl.where(rows, 0.0, dA_within), tl.where(rows, 0.0, dN_within), q_tile, k_tile,
-                g_tile, HALF, PARTS, PRECISION,
+                dq_tile, dk_tile, through, tl.where(rows, 0.0, dA_within), tl.where(rows, 0.0, dN_within), q_tile,
+                k_tile, g_tile, HALF, PARTS, PRECISION,
             )  # fmt: skip
         else:
             dq_tile, dk_tile, through = half_pair_gradients(

@@ -1,7 +1,8 @@
 """From chunk to chunk: the state of a gated delta rule, its outputs, and the same backwards.
 
 A program has BV of the V columns of a state and keeps them in registers, in fp32 and transposed, [BV, K]: then state
-and values are the operand of every product that may stay in registers. With what ``prepare`` wrote for a chunk (reads, read_keys, write_keys, steps beta, total, A, P):
+and values are the operand of every product that may stay in registers. With what ``prepare`` wrote for a chunk (reads,
+read_keys, write_keys, steps beta, total, A, P):
 
     r = v - read_keys h            s = r - P (beta r)          u = beta s
     o = reads h + A u              h <- total h + write_keys^T u
@@ -178,9 +179,10 @@ def merge_segments(
     K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """From segment to segment: start[s + 1] = map[s] start[s] + end[s], where start[0] is ``given`` (None: 0) and end[s]
-    is what segment s makes of nothing. REVERSE: the same for gradients, start[s - 1] = map[s]^T start[s] + end[s] from
-    the last. One program per (sequence, value head, block of V); maps [.., K, K], states fp32 as the caller's."""
+    """From segment to segment: start[s + 1] = map[s] start[s] + end[s], where start[0] is ``given`` (None: 0) and
+    end[s] is what segment s makes of nothing. REVERSE: the same for gradients, start[s - 1] = map[s]^T start[s] + end[s], from
+    the last. One program per (sequence, value head, block of V); maps [.., K, K], states fp32 as the caller's.
+    """
     program = tl.program_id(0).to(tl.int64)
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
     head = program // BLOCKS % HV
