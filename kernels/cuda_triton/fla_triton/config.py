@@ -67,5 +67,8 @@ def _measured(device: str) -> dict:
     try:
         return json.loads(file.read_text())["kernels"]
     except (ValueError, KeyError) as fault:
-        warnings.warn(f"{file.name} is broken ({fault}); its configurations are ignored: write it anew with tools/tune", stacklevel=2)
+        warnings.warn(
+            f"{file.name} is broken ({fault}) and ignored: write it anew with tools/tune",
+            stacklevel=2,
+        )
         return {}

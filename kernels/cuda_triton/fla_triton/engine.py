@@ -25,10 +25,8 @@ def _channels(problem: Problem) -> tuple[Config, ...]:
 
 def _state(problem: Problem) -> tuple[Config, ...]:
     """A block of columns of the state, all of its rows; the next chunk is loaded ahead where that fits."""
-    wide = width(problem.V)
-    return tuple(
-        Config(BV=min(wide, BV), num_warps=4, num_stages=stages) for BV, stages in ((32, 2), (32, 1), (16, 1))
-    )
+    tiles = ((32, 2), (32, 1), (16, 1)) if problem.bits == 16 else ((16, 2), (16, 1))
+    return tuple(Config(BV=min(width(problem.V), BV), num_warps=4, num_stages=stages) for BV, stages in tiles)
 
 
 def _merge(problem: Problem) -> tuple[Config, ...]:
@@ -36,9 +34,10 @@ def _merge(problem: Problem) -> tuple[Config, ...]:
 
 
 def _products(problem: Problem) -> tuple[Config, ...]:
+    tiles = ((64, 64, 3), (64, 64, 1)) if problem.bits == 16 else ((32, 32, 2),)
     return tuple(
         Config(BK=min(width(problem.K), BK), BV=min(width(problem.V), BV), num_warps=4, num_stages=stages)
-        for BK, BV, stages in ((64, 64, 3), (64, 64, 1), (32, 32, 1), (16, 32, 1))
+        for BK, BV, stages in (*tiles, (32, 32, 1), (16, 32, 1))
     )
 
 

@@ -180,8 +180,9 @@ def merge_segments(
     BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """From segment to segment: start[s + 1] = map[s] start[s] + end[s], where start[0] is ``given`` (None: 0) and
-    end[s] is what segment s makes of nothing. REVERSE: the same for gradients, start[s - 1] = map[s]^T start[s] + end[s], from
-    the last. One program per (sequence, value head, block of V); maps [.., K, K], states fp32 as the caller's.
+    end[s] is what segment s makes of nothing. REVERSE: the same for gradients, from the last,
+    start[s - 1] = map[s]^T start[s] + end[s]. One program per (sequence, value head, block of V); maps [.., K, K],
+    states fp32, laid out as the caller's.
     """
     program = tl.program_id(0).to(tl.int64)
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
