@@ -8,6 +8,7 @@ are multiples of 16 bytes. Integers are declared ``tl.int64`` and not specialise
 
 import functools
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import triton
@@ -122,6 +123,20 @@ class Launch:
 
     def candidates(self) -> tuple[Config, ...]:
         return preferred(self.kernel.name, self.problem, device_name(), self.kernel.candidates(self.problem))
+
+
+def compile_together(*pending: tuple[Launch, tuple]) -> None:
+    """Compile each (launch, arguments) that is not yet compiled, side by side: most of the work holds no lock."""
+    if interpreted() or compile_only:
+        return
+    device = driver.active.get_current_device()
+
+    def compile_one(one):
+        torch.cuda.set_device(device)  # of this thread
+        one[0].compile(*one[1])
+
+    with ThreadPoolExecutor(max_workers=len(pending)) as pool:
+        list(pool.map(compile_one, pending))
 
 
 def _alignment(arguments) -> tuple:

@@ -25,7 +25,7 @@ from fla_triton.engine import (
     tensor_float,
     width,
 )
-from fla_triton.launch import interpreted
+from fla_triton.launch import compile_together, interpreted
 
 OPTIONS = frozenset({
     "scale", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "use_gate_in_kernel",
@@ -105,6 +105,7 @@ class Pass:
         )
         # A call that is not split makes ready for one that is, so that longer sequences compile nothing.
         self.warm = [facts.packed or self.HV > FEW or interpreted()] * 2
+        self.begun = [False, False]
         self.scan_backward = STATE_SCAN_BACKWARD.launch(problem, kinds, **scan)
         self.product_gradients = PRODUCT_GRADIENTS.launch(
             problem, kinds, **products, K=self.K, V=self.V, BETA_MAX=beta_max
@@ -125,8 +126,8 @@ class Pass:
         B, T, HV = call.v.shape[:3]
         return Places(self.table, B, T, HV, self.C, call.cu_seqlens)
 
-    def prepared(self, call, places):
-        """reads, read_keys, write_keys, steps, total, A, P, reach: see ``primitives/intra.py``."""
+    def preparation(self, call, places):
+        """The arguments of ``prepare``, and what it writes: reads, read_keys, write_keys, steps, total, A, P, reach."""
         K, C, HV = self.K, self.C, self.HV
         B, T, H, _ = call.q.shape
         device, dtype = call.q.device, self.arithmetic.dtype
@@ -139,9 +140,7 @@ class Pass:
             call.q, call.k, call.g, call.beta, call.A_log, call.dt_bias, reads, read_keys, write_keys, steps, total,
             A, P, reach, places.chunks, T, places.NT, H, HV, self.scale, self.lower_bound,
         )  # fmt: skip
-        self.prepare(places.slots * HV, *arguments)
-        self.prepare_any(places.slots * HV, *arguments)
-        return reads, read_keys, write_keys, steps, total, A, P, reach
+        return arguments, (reads, read_keys, write_keys, steps, total, A, P, reach)
 
     def segment_states(self, call, places, chunks):
         """(the state before each segment, or the call's own where nothing is split; the segments' maps or None)."""
@@ -166,7 +165,7 @@ class Pass:
 
     def forward(self, call):
         places = self.places(call)
-        reads, read_keys, write_keys, steps, total, A, P, _ = self.prepared(call, places)
+        preparation, (reads, read_keys, write_keys, steps, total, A, P, _) = self.preparation(call, places)
         B, T, HV, V = call.v.shape
         o = torch.empty(call.v.shape, dtype=call.q.dtype, device=call.v.device)
         final, starts = self.wanted
@@ -183,6 +182,12 @@ class Pass:
                 places.sequences, T, places.NT, places.span, places.segments, HV, places.walks,
             )  # fmt: skip
 
+        prepares = [(self.prepare, preparation), (self.prepare_any, preparation)]
+        if not self.begun[0]:
+            self.begun[0] = True
+            compile_together(*prepares, *([(self.scan, walk(places)[1:])] if places.segments == 1 else ()))
+        for launch, arguments in prepares:
+            launch(places.slots * HV, *arguments)
         if not self.warm[0] and T > self.C:
             self.warm[0] = True
             self.scan.compile(*walk(self.places(call).split(T, self.C))[1:])
@@ -191,7 +196,7 @@ class Pass:
 
     def backward(self, call, grads):
         places = self.places(call)
-        reads, read_keys, write_keys, steps, total, A, P, reach = self.prepared(call, places)
+        preparation, (reads, read_keys, write_keys, steps, total, A, P, reach) = self.preparation(call, places)
         B, T, HV, V = call.v.shape
         H, K = self.H, self.K
         device, dtype = call.v.device, self.arithmetic.dtype
@@ -216,6 +221,27 @@ class Pass:
                 (places.walks * HV, reads, read_keys, write_keys, do, steps, total, A, P, dends, None, dh, y, *where),
             )  # fmt: skip
 
+        prepares = [(self.prepare, preparation), (self.prepare_any, preparation)]
+        computed = self.gate_backward.constants["GATE"] != 0
+        if not self.begun[1]:
+            self.begun[1] = True
+            wide = torch.empty(1, dtype=torch.float32, device=device)  # stands for what is not allocated yet
+            grouped, dg = wide if H != HV else call.q, wide if computed else call.g
+            products = (
+                steps, do, s, y, h, dh, reads, read_keys, write_keys, total, A, P, call.v, call.beta, places.chunks,
+                T, places.NT, HV,
+            )  # fmt: skip
+            decays = (
+                call.q, call.k, call.g, call.A_log, call.dt_bias, reads, read_keys, write_keys, total, A, P, grouped,
+                grouped, dg, reach, places.chunks, T, places.NT, H, HV, self.scale, self.lower_bound,
+            )  # fmt: skip
+            scans = zip((self.scan_states, self.scan_backward), walks(places)) if places.segments == 1 else ()
+            compile_together(
+                *prepares, *((launch, arguments[1:]) for launch, arguments in scans),
+                (self.product_gradients, products), *((launch, decays) for launch in self.decay_gradients),
+            )  # fmt: skip
+        for launch, arguments in prepares:
+            launch(places.slots * HV, *arguments)
         if not self.warm[1] and T > self.C:
             self.warm[1] = True
             forwards, backwards = walks(self.places(call).split(T, self.C))
@@ -231,8 +257,7 @@ class Pass:
             places.slots * HV, steps, do, s, y, h, dh, dreads, dread_keys, dwrite_keys, dtotal, dA, dN, dv, dbeta,
             places.chunks, T, places.NT, HV,
         )  # fmt: skip
-        del h, dh, s, y
-        computed = self.gate_backward.constants["GATE"] != 0
+        del h, dh, s, y, forwards, backwards
         dq, dk = (
             torch.empty((B, T, HV, K), dtype=torch.float32 if H != HV else call.q.dtype, device=device)
             for _ in range(2)
