@@ -24,7 +24,7 @@ class Row:
     K: int
     V: int
     given: dict = field(default_factory=dict)
-    heads: tuple[int, int] = (2, 2)
+    heads: tuple[int, int] = (32, 32)  # fewer would make ready for split sequences too, with more kernels
     packed: bool = False
     backward: bool = True
     wide: tuple[str, ...] = ()  # tensors that are fp32 whatever the dtype
@@ -33,7 +33,7 @@ class Row:
     def __str__(self):
         words = [self.operator, self.dtype, f"K{self.K}", f"V{self.V}"]
         words += [f"{name}={value}" if value is not True else name for name, value in self.given.items()]
-        words += [f"H{self.heads[0]}of{self.heads[1]}"] if self.heads[0] != self.heads[1] else []
+        words += [f"H{self.heads[0]}of{self.heads[1]}"] if self.heads != (32, 32) else []
         words += [f"{name}:fp32" for name in self.wide]
         return " ".join([*words, *(name for name in ("packed", "offset") if getattr(self, name))])
 
@@ -81,7 +81,8 @@ ROWS = (
     Row("chunk_kda", "bf16", 100, 60, {"chunk_size": 32, **REFLECTING}, offset=True),
     Row("chunk_kda", "bf16", 64, 64, {"return_intermediate_states": True, **STATES}, backward=False),
     Row("chunk_kda", "fp16", 128, 64, {**NORMED, **REFLECTING, "chunk_size": 32, **STATES}, packed=True),
-    Row("chunk_kda", "fp16", 64, 64, RAW),
+    Row("chunk_kda", "bf16", 64, 64, {"safe_gate": True}),
+    Row("chunk_kda", "fp16", 64, 64, RAW, heads=(2, 2)),
     Row("chunk_kda", "fp32", 64, 128, packed=True),
     Row("chunk_kda", "fp32", 256, 256, {**RAW, "lower_bound": -5.0, **STATES}),
     Row("fused_recurrent_kda", "bf16", 128, 128, {**LAYER, **STATES}, backward=False),
