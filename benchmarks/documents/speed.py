@@ -24,7 +24,8 @@ METHOD = """## How
 - **Right first.** Before a call is timed, its results and gradients are held against the fp64 recurrence on windows of
   two heads (`benchmarks/windows.py`); a library that fails has no figure.
 - In parentheses stands what is to be reached, and what misses it is **bold**. What counts is the ratio to fla-core,
-  called as a black box with the same arguments in the same run.
+  called as a black box with the same tensors in the same run; `safe_gate`, which our bf16 path asks for and which
+  fla-core needs not, is passed to ours alone.
 
 """
 UNMEASURED = """Nothing has been measured on a GPU yet: there is no `benchmarks/results/<device>/operators.json`. Run

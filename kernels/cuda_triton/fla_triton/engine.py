@@ -4,7 +4,7 @@ import torch
 import triton
 
 from fla_triton.config import Config, Problem
-from fla_triton.launch import Kernel, tensor_float
+from fla_triton.launch import Kernel, interpreted, tensor_float
 from fla_triton.primitives import gates, intra, intra_backward, places, scan, step
 
 SMALLEST = 16  # rows or columns of a matrix product
@@ -15,12 +15,14 @@ def width(size: int) -> int:
     return max(SMALLEST, triton.next_power_of_2(size))
 
 
-# Candidates, best first on the H200 (K = V = 128, bf16); the later ones need less shared memory.
+# Candidates, best first on the H200 (K = V = 128, bf16); the later ones need less shared memory. In the interpreter a
+# wide tile costs as much as a narrow one.
 
 
 def _channels(problem: Problem) -> tuple[Config, ...]:
     """Blocks of channels of one chunk, loaded some blocks ahead: few warps, so that they seldom wait for each other."""
-    return tuple(Config(BK=SMALLEST, num_warps=2, num_stages=stages) for stages in (3, 2, 1))
+    BK = 32 if interpreted() else SMALLEST
+    return tuple(Config(BK=min(width(problem.K), BK), num_warps=2, num_stages=stages) for stages in (3, 2, 1))
 
 
 def _state(problem: Problem) -> tuple[Config, ...]:
@@ -46,7 +48,7 @@ def _gate(problem: Problem) -> tuple[Config, ...]:
 
 
 def _token(problem: Problem) -> tuple[Config, ...]:
-    return (Config(BV=SMALLEST, num_warps=1, num_stages=1),)
+    return (Config(BV=width(problem.V) if interpreted() else SMALLEST, num_warps=1, num_stages=1),)
 
 
 PREPARE = Kernel(intra.prepare, _channels)
