@@ -57,11 +57,12 @@ class Kernel:
 class Launch:
     """A kernel with its constants: call it with a grid size and the arguments, in the kernel's order."""
 
-    __slots__ = ("compiled", "config", "constants", "kernel", "problem")
+    __slots__ = ("compiled", "config", "constants", "kernel", "pointers", "problem")
 
     def __init__(self, kernel: Kernel, problem: Problem, constants: Mapping, config: Config | None):
         self.kernel, self.problem, self.constants, self.config = kernel, problem, dict(constants), config
-        self.compiled: dict[tuple, tuple] = {}  # by device and alignment
+        self.compiled: dict[tuple, tuple] = {}  # by device, absent pointers and alignment
+        self.pointers: tuple[int, ...] = ()  # positions of the arguments that are tensors or None
 
     def compile(self, *arguments) -> None:
         """Make ready for such arguments, without running."""
@@ -84,12 +85,14 @@ class Launch:
 
     def _compiled(self, device: int, arguments):
         """What fits the arguments: the compiler knows which are None, and which are multiples of 16 bytes."""
+        if not self.compiled:
+            self.pointers = tuple(i for i, x in enumerate(arguments) if x is None or isinstance(x, torch.Tensor))
         addresses = absent = 0
-        for x in arguments:
-            absent += absent
+        for i in self.pointers:
+            x = arguments[i]
             if x is None:
-                absent += 1
-            elif isinstance(x, torch.Tensor):
+                absent |= 1 << i
+            else:
                 addresses |= x.data_ptr()
         key = device, absent, _alignment(arguments) if addresses % ALIGNMENT else None
         found = self.compiled.get(key)
