@@ -77,11 +77,11 @@ REFLECTING = {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
 ROWS = (
     Row("chunk_kda", "bf16", 128, 128, LAYER, wide=("A_log",)),
     Row("chunk_kda", "bf16", 128, 128, {**NORMED, **STATES}, packed=True, wide=("g",)),
-    Row("chunk_kda", "bf16", 256, 256, {**BOUNDED, **STATES, "state_v_first": True}, heads=(1, 2)),
+    Row("chunk_kda", "bf16", 256, 256, {**BOUNDED, **STATES, "state_v_first": True}, heads=(16, 32)),
     Row("chunk_kda", "bf16", 100, 60, {"chunk_size": 32, **REFLECTING}, offset=True),
     Row("chunk_kda", "bf16", 64, 64, {"return_intermediate_states": True, **STATES}, backward=False),
     Row("chunk_kda", "fp16", 128, 64, {**NORMED, **REFLECTING, "chunk_size": 32, **STATES}, packed=True),
-    Row("chunk_kda", "bf16", 64, 64, {"safe_gate": True}),
+    Row("chunk_kda", "bf16", 64, 64, {"safe_gate": True}, heads=(2, 2)),
     Row("chunk_kda", "fp16", 64, 64, RAW, heads=(2, 2)),
     Row("chunk_kda", "fp32", 64, 128, packed=True),
     Row("chunk_kda", "fp32", 256, 256, {**RAW, "lower_bound": -5.0, **STATES}),

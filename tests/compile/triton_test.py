@@ -14,14 +14,16 @@ from compile.targets import KB, TARGETS
 from compile.worker import Worker
 
 NEXT = os.environ.get("FLA_TEST_TRITON") == "next"
+TESTED = ("sm_90", "gfx942") if NEXT else tuple(TARGETS)  # a newer compiler: one target of each maker
 SECONDS = 55  # a compiler that is given too large a tile does not come back
+TRIED = [one for one in PASSES if not NEXT or ROWS[one[0]].K <= 128]
 LARGEST = [(row, backward) for row, backward in PASSES if ROWS[row].K == 256 and ROWS[row].operator == "chunk_kda"]
 
 
 @pytest.fixture(scope="module")
 def workers():
     """A compiling process per target, started when it is first asked."""
-    started = {target: Worker(target) for target in TARGETS}
+    started = {target: Worker(target) for target in TESTED}
     yield started
     for worker in started.values():
         worker.close()
@@ -33,8 +35,8 @@ def test_triton_is_the_one_that_was_recorded(workers):
 
 
 # Row by row, so that the n-th of as many shards as there are targets has the n-th target to itself.
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("row", "backward"), PASSES, ids=[title(*one).replace(" ", "-") for one in PASSES])
+@pytest.mark.parametrize("target", TESTED)
+@pytest.mark.parametrize(("row", "backward"), TRIED, ids=[title(*one).replace(" ", "-") for one in TRIED])
 def test_compiles_and_stays_within_the_budget(workers, row, backward, target):
     kernels = workers[target].ask(SECONDS, "compile", row=row, backward=backward)
     assert kernels
@@ -45,23 +47,25 @@ def test_compiles_and_stays_within_the_budget(workers, row, backward, target):
         assert not problems, "\n".join([*problems, budget.RENEW])
 
 
-@pytest.mark.parametrize("shared", [64, 99, 163, 227])
-@pytest.mark.parametrize(("row", "backward"), LARGEST, ids=[title(*one).replace(" ", "-") for one in LARGEST])
-def test_some_configuration_fits_any_device(workers, row, backward, shared):
-    """C106: with 64 KB (T4, RDNA), 99 KB (sm_86, sm_89, sm_120), 163 KB and 227 KB."""
-    kernels = workers["sm_80"].ask(SECONDS, "compile", row=row, backward=backward, shared=shared * KB)
-    assert kernels
-    for kernel in kernels:
-        assert kernel["shared"] <= shared * KB, kernel
+if not NEXT:  # of the choice, not of the compiler
+
+    @pytest.mark.parametrize("shared", [64, 99, 163, 227])
+    @pytest.mark.parametrize(("row", "backward"), LARGEST, ids=[title(*one).replace(" ", "-") for one in LARGEST])
+    def test_some_configuration_fits_any_device(workers, row, backward, shared):
+        """C106: with 64 KB (T4, RDNA), 99 KB (sm_86, sm_89, sm_120), 163 KB and 227 KB."""
+        kernels = workers["sm_80"].ask(SECONDS, "compile", row=row, backward=backward, shared=shared * KB)
+        assert kernels
+        for kernel in kernels:
+            assert kernel["shared"] <= shared * KB, kernel
 
 
-def test_the_choice_follows_the_device(workers):
-    """C072: of two devices with other limits each gets what fits it, whichever was asked first."""
-    (row, backward), worker, largest = LARGEST[0], workers["sm_90"], {}
-    for shared in (228, 99, 227):
-        kernels = worker.ask(SECONDS, "compile", row=row, backward=backward, shared=shared * KB)
-        largest[shared] = max(kernel["shared"] for kernel in kernels)
-    assert largest[99] <= 99 * KB < largest[227] == largest[228]
+    def test_the_choice_follows_the_device(workers):
+        """C072: of two devices with other limits each gets what fits it, whichever was asked first."""
+        (row, backward), worker, largest = LARGEST[0], workers["sm_90"], {}
+        for shared in (228, 99, 227):
+            kernels = worker.ask(SECONDS, "compile", row=row, backward=backward, shared=shared * KB)
+            largest[shared] = max(kernel["shared"] for kernel in kernels)
+        assert largest[99] <= 99 * KB < largest[227] == largest[228]
 
 
 def test_every_switch_is_thrown_in_some_row(workers):

@@ -19,7 +19,7 @@ from fla_triton.config import Config, Problem, preferred
 
 ALIGNMENT = 16  # bytes
 
-# Called with (kernel, problem, config, constants, compiled) for everything that is compiled.
+# Called with (kernel, problem, config, constants, compiled) for every kernel that is made ready.
 on_compile: list[Callable] = []
 compile_only = False  # set where there is no device: kernels are compiled and not run
 kernels: dict[str, "Kernel"] = {}  # every kernel by name
@@ -112,12 +112,12 @@ class Launch:
         for config in candidates:
             given = self._given(config)
             compiled = function.warmup(*arguments, grid=(1,), **given, **config.options)
-            for observe in on_compile:
-                observe(self.kernel, self.problem, config, given, compiled)
             if compiled.metadata.shared <= limit:
                 break
         else:
             raise triton.OutOfResources(compiled.metadata.shared, limit, "shared memory")
+        for observe in on_compile:
+            observe(self.kernel, self.problem, config, given, compiled)
         constants = tuple(given[name] for name in function.arg_names[len(arguments) :])
         blocks = self.kernel.blocks(self.problem, config)
         if compile_only:
