@@ -19,8 +19,3 @@ class TritonBackend(Backend):
         if interpreted():
             return {"device": ("cuda", "cpu"), "dtype": FLOATS}
         return {"device": ("cuda",), "arch": ("sm80+", "gfx90a+"), "dtype": FLOATS}
-
-
-def types(facts) -> tuple:
-    """What fixes the dtype of every argument of a call's kernels."""
-    return tuple((name, tensor.dtype) for name, tensor in facts.tensors.items())

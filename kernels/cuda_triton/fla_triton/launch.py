@@ -2,8 +2,8 @@
 
 ``kernel[grid](...)`` binds, inspects and hashes its arguments on every call, which costs 20 µs. Here a kernel is
 compiled once per specialisation and its binary launched directly. What the compiler specialises on is in the key: the
-types of the arguments (fixed by the ``Launch``), which of them are None, and which pointers
-are multiples of 16 bytes. Integers are declared ``tl.int64`` and not specialised, so that no size enters a key.
+dtypes of the arguments, which of them are None, and which pointers are multiples of 16 bytes. Integers are declared
+``tl.int64`` and not specialised, so that no size enters a key.
 """
 
 import functools
@@ -41,14 +41,9 @@ class Kernel:
         """Programs per unit of the grid."""
         return -(-problem.V // config.BV) if self.splits_values else 1
 
-    def launch(
-        self, problem: Problem, types: tuple | None = None, config: Config | None = None, **constants
-    ) -> "Launch":
-        """The kernel for all calls of these constants and ``types``, which fix the dtype of every argument (None: for
-        one caller's arguments); ``config`` overrides the choice."""
-        if types is None:
-            return Launch(self, problem, constants, config)
-        key = problem, types, config, tuple(sorted(constants.items()))
+    def launch(self, problem: Problem, config: Config | None = None, **constants) -> "Launch":
+        """The kernel with these constants, the same for all who ask; ``config`` overrides the choice."""
+        key = problem, config, tuple(sorted(constants.items()))
         if key not in self._launches:
             self._launches[key] = Launch(self, problem, constants, config)
         return self._launches[key]
@@ -61,7 +56,7 @@ class Launch:
 
     def __init__(self, kernel: Kernel, problem: Problem, constants: Mapping, config: Config | None):
         self.kernel, self.problem, self.constants, self.config = kernel, problem, dict(constants), config
-        self.compiled: dict[tuple, tuple] = {}  # by device, absent pointers and alignment
+        self.compiled: dict[tuple, tuple] = {}  # by device, dtypes and alignment
         self.pointers: tuple[int, ...] = ()  # positions of the arguments that are tensors or None
 
     def compile(self, *arguments) -> None:
@@ -84,17 +79,18 @@ class Launch:
             run(grid * blocks, 1, 1, stream, function, metadata, None, None, None, *arguments, *constants)
 
     def _compiled(self, device: int, arguments):
-        """What fits the arguments: the compiler knows which are None, and which are multiples of 16 bytes."""
+        """What fits the arguments: the compiler knows their dtypes, which are None, and which start at 16 bytes."""
         if not self.compiled:
             self.pointers = tuple(i for i, x in enumerate(arguments) if x is None or isinstance(x, torch.Tensor))
-        addresses = absent = 0
+        addresses, types = 0, []
         for i in self.pointers:
             x = arguments[i]
             if x is None:
-                absent |= 1 << i
+                types.append(None)
             else:
+                types.append(x.dtype)
                 addresses |= x.data_ptr()
-        key = device, absent, _alignment(arguments) if addresses % ALIGNMENT else None
+        key = device, tuple(types), _alignment(arguments) if addresses % ALIGNMENT else None
         found = self.compiled.get(key)
         if found is None:
             found = self.compiled[key] = self._compile(arguments)

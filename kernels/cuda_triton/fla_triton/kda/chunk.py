@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from fla_triton.backend import TritonBackend, types
+from fla_triton.backend import TritonBackend
 from fla_triton.config import Problem
 from fla_triton.engine import (
     CHUNK_TABLE,
@@ -69,12 +69,12 @@ class Pass:
         self.arithmetic = arithmetic = Arithmetic(
             facts.dtype if decaying else torch.float32, options["use_qk_l2norm_in_kernel"]
         )
-        self.scale = self.K**-0.5 if options["scale"] is None else options["scale"]
-        self.lower_bound = options["lower_bound"] or 0.0
+        self.scale = self.K**-0.5 if options["scale"] is None else float(options["scale"])
+        self.lower_bound = float(options["lower_bound"] or 0)
         self.wanted = options["output_final_state"], options.get("return_intermediate_states", False)
         self.v_first = options["state_v_first"]
         gate = gate_form(options["use_gate_in_kernel"], options["lower_bound"])
-        problem, kinds = Problem(self.K, self.V, arithmetic.bits, self.C), types(facts)
+        problem = Problem(self.K, self.V, arithmetic.bits, self.C)
         place = dict(C=self.C, PACKED=facts.packed)
         beta_max = (2 if options["allow_neg_eigval"] else 1) if options["use_beta_sigmoid_in_kernel"] else 0
         products = dict(**place, PRECISION=arithmetic.precision)
@@ -84,43 +84,43 @@ class Pass:
         )  # fmt: skip
         scan = dict(**products, K=self.K, V=self.V, WIDTH=width(self.K), V_FIRST=self.v_first)
         walk = dict(**scan, IDENTITY=False, EACH=False)
-        self.table = CHUNK_TABLE.launch(problem, kinds, C=self.C, BLOCK=64)
+        self.table = CHUNK_TABLE.launch(problem, C=self.C, BLOCK=64)
         self.prepare, self.prepare_any = (
-            PREPARE.launch(problem, kinds, **decays, BETA_MAX=beta_max, ANY=any_gate, SOLVE=arithmetic.solve)
+            PREPARE.launch(problem, **decays, BETA_MAX=beta_max, ANY=any_gate, SOLVE=arithmetic.solve)
             for any_gate in (False, True)
         )
-        self.scan = STATE_SCAN.launch(problem, kinds, **walk, H_V_FIRST=self.v_first)
-        self.scan_states = STATE_SCAN.launch(problem, kinds, **walk, H_V_FIRST=True)
+        self.scan = STATE_SCAN.launch(problem, **walk, H_V_FIRST=self.v_first)
+        self.scan_states = STATE_SCAN.launch(problem, **walk, H_V_FIRST=True)
         # Of a sequence in segments: what each makes of an empty state and of a given one, and from one to the next.
-        self.scan_ends = STATE_SCAN.launch(problem, kinds, **(walk | dict(EACH=True)), H_V_FIRST=True)
+        self.scan_ends = STATE_SCAN.launch(problem, **(walk | dict(EACH=True)), H_V_FIRST=True)
         squares = scan | dict(V=self.K, V_FIRST=False)
         self.scan_maps = STATE_SCAN.launch(
-            replace(problem, V=self.K), kinds, **squares, IDENTITY=True, EACH=True, H_V_FIRST=True
+            replace(problem, V=self.K), **squares, IDENTITY=True, EACH=True, H_V_FIRST=True
         )
         self.merge, self.merge_backward = (
             MERGE_SEGMENTS.launch(
-                problem, kinds, K=self.K, V=self.V, V_FIRST=self.v_first, REVERSE=reverse, PRECISION=tensor_float(21)
+                problem, K=self.K, V=self.V, V_FIRST=self.v_first, REVERSE=reverse, PRECISION=tensor_float(21)
             )
             for reverse in (False, True)
         )
         # A call that is not split makes ready for one that is, so that longer sequences compile nothing.
         self.warm = [facts.packed or self.HV > FEW or interpreted()] * 2
         self.begun = [False, False]
-        self.scan_backward = STATE_SCAN_BACKWARD.launch(problem, kinds, **scan)
+        self.scan_backward = STATE_SCAN_BACKWARD.launch(problem, **scan)
         self.product_gradients = PRODUCT_GRADIENTS.launch(
-            problem, kinds, **products, K=self.K, V=self.V, BETA_MAX=beta_max
+            problem, **products, K=self.K, V=self.V, BETA_MAX=beta_max
         )
         self.decay_gradients = tuple(
             DECAY_GRADIENTS.launch(
-                problem, kinds, **decays, SECOND=second, ANY=any_gate, SUM_PARTS=2 if arithmetic.bits == 16 else 3
+                problem, **decays, SECOND=second, ANY=any_gate, SUM_PARTS=2 if arithmetic.bits == 16 else 3
             )
             for any_gate in (False, True) for second in (False, True)
         )  # fmt: skip
         self.state_gradient = STATE_GRADIENT.launch(
-            problem, kinds, K=self.K, V=self.V, NORM=options["use_qk_l2norm_in_kernel"], GATE=gate, BETA_MAX=beta_max,
+            problem, K=self.K, V=self.V, NORM=options["use_qk_l2norm_in_kernel"], GATE=gate, BETA_MAX=beta_max,
             V_FIRST=self.v_first, WIDTH=width(self.K),
         )  # fmt: skip
-        self.gate_backward = GATE_BACKWARD.launch(problem, kinds, K=self.K, **place, GATE=gate, SUM=False)
+        self.gate_backward = GATE_BACKWARD.launch(problem, K=self.K, **place, GATE=gate, SUM=False)
 
     def places(self, call) -> Places:
         B, T, HV = call.v.shape[:3]

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from fla_triton.backend import TritonBackend, types
+from fla_triton.backend import TritonBackend
 from fla_triton.config import Problem
 from fla_triton.engine import CHUNK_TABLE, GATE, GATE_BACKWARD, Places, gate_form
 from fla_triton.kda.chunk import gate_gradients
@@ -39,7 +39,7 @@ class GateSums(TritonBackend):
 
 
 def factor(call) -> float:
-    return 1.0 if call.scale is None else call.scale
+    return 1.0 if call.scale is None else float(call.scale)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -51,16 +51,16 @@ class GateLaunches:
     def __init__(self, facts):
         options, K = facts.options, facts.dims["K"]
         self.C = options.get("chunk_size", 64)
-        self.lower_bound = options["lower_bound"] or 0.0
+        self.lower_bound = float(options["lower_bound"] or 0)
         self.dtype = options["output_dtype"]
         constants = dict(
             K=K, C=self.C, PACKED=facts.packed, GATE=gate_form(True, options["lower_bound"]),
             SUM=facts.function == "kda_gate_chunk_cumsum",
         )  # fmt: skip
-        problem, kinds = Problem(K, K, 32, self.C), (*types(facts), self.dtype)
-        self.table = CHUNK_TABLE.launch(problem, kinds, C=self.C, BLOCK=64)
-        self.gate = GATE.launch(problem, kinds, **constants)
-        self.gate_backward = GATE_BACKWARD.launch(problem, kinds, **constants)
+        problem = Problem(K, K, 32, self.C)
+        self.table = CHUNK_TABLE.launch(problem, C=self.C, BLOCK=64)
+        self.gate = GATE.launch(problem, **constants)
+        self.gate_backward = GATE_BACKWARD.launch(problem, **constants)
 
     def forward(self, call, cu_seqlens, scale):
         B, T, HV, _ = call.g.shape

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from fla_triton.backend import TritonBackend, types
+from fla_triton.backend import TritonBackend
 from fla_triton.config import Problem
 from fla_triton.engine import TOKEN_STEP, gate_form, width
 from fla_triton.kda.chunk import OPTIONS, delta_pass
@@ -35,12 +35,12 @@ class Steps:
     def __init__(self, facts):
         options = facts.options
         self.K, self.V = facts.dims["K"], facts.dims["V"]
-        self.scale = self.K**-0.5 if options["scale"] is None else options["scale"]
-        self.lower_bound = options["lower_bound"] or 0.0
+        self.scale = self.K**-0.5 if options["scale"] is None else float(options["scale"])
+        self.lower_bound = float(options["lower_bound"] or 0)
         self.final, self.v_first = options["output_final_state"], options["state_v_first"]
         beta_max = (2 if options["allow_neg_eigval"] else 1) if options["use_beta_sigmoid_in_kernel"] else 0
         self.step = TOKEN_STEP.launch(
-            Problem(self.K, self.V, 32), types(facts), K=self.K, V=self.V, NORM=options["use_qk_l2norm_in_kernel"],
+            Problem(self.K, self.V, 32), K=self.K, V=self.V, NORM=options["use_qk_l2norm_in_kernel"],
             GATE=gate_form(options["use_gate_in_kernel"], options["lower_bound"]), BETA_MAX=beta_max,
             BETA_WIDE=len(facts.tensors["beta"].shape) == 4, V_FIRST=self.v_first, WIDTH=width(self.K),
         )  # fmt: skip
