@@ -29,6 +29,7 @@ class Row:
     backward: bool = True
     wide: tuple[str, ...] = ()  # tensors that are fp32 whatever the dtype
     offset: bool = False  # no tensor starts at a multiple of 16 bytes
+    sample: bool = False  # what a newer compiler is tried on, as time is short: every kernel is in some such row
 
     def __str__(self):
         words = [self.operator, self.dtype, f"K{self.K}", f"V{self.V}"]
@@ -75,17 +76,18 @@ BOUNDED = {"use_gate_in_kernel": True, "A_log": True, "lower_bound": -5.0}
 REFLECTING = {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
 
 ROWS = (
-    Row("chunk_kda", "bf16", 128, 128, LAYER, wide=("A_log",)),
+    Row("chunk_kda", "bf16", 128, 128, LAYER, wide=("A_log",), sample=True),
     Row("chunk_kda", "bf16", 128, 128, {**NORMED, **STATES}, packed=True, wide=("g",)),
     Row("chunk_kda", "bf16", 256, 256, {**BOUNDED, **STATES, "state_v_first": True}, heads=(16, 32)),
     Row("chunk_kda", "bf16", 100, 60, {"chunk_size": 32, **REFLECTING}, offset=True),
     Row("chunk_kda", "bf16", 64, 64, {"return_intermediate_states": True, **STATES}, backward=False),
     Row("chunk_kda", "fp16", 128, 64, {**NORMED, **REFLECTING, "chunk_size": 32, **STATES}, packed=True),
-    Row("chunk_kda", "bf16", 64, 64, {"safe_gate": True}, heads=(2, 2)),
-    Row("chunk_kda", "fp16", 64, 64, RAW, heads=(2, 2)),
+    Row("chunk_kda", "bf16", 64, 64, {"safe_gate": True, **STATES}, heads=(2, 2), sample=True),
+    Row("chunk_kda", "fp16", 64, 64, {**RAW, **STATES, "state_v_first": True}, heads=(2, 2)),
+    Row("chunk_kda", "bf16", 64, 64, {**LAYER, "initial_state": True, "chunk_size": 32}, heads=(2, 2)),
     Row("chunk_kda", "fp32", 64, 128, packed=True),
     Row("chunk_kda", "fp32", 256, 256, {**RAW, "lower_bound": -5.0, **STATES}),
-    Row("fused_recurrent_kda", "bf16", 128, 128, {**LAYER, **STATES}, backward=False),
+    Row("fused_recurrent_kda", "bf16", 128, 128, {**LAYER, **STATES}, backward=False, sample=True),
     Row("fused_recurrent_kda", "bf16", 64, 64, {}, heads=(1, 2), wide=("g", "beta"), backward=False),
     Row("fused_recurrent_kda", "fp16", 64, 64, {**RAW, "lower_bound": -5.0, **REFLECTING, **STATES}, packed=True,
         backward=False),
@@ -95,7 +97,7 @@ ROWS = (
     Row("fused_kda_gate", "fp16", 64, 64, {"A_log": True, "dt_bias": True}),
     Row("kda_gate_chunk_cumsum", "bf16", 128, 128, {"lower_bound": -5.0}),
     Row("kda_gate_chunk_cumsum", "fp32", 100, 100, {"A_log": True, "dt_bias": True, "lower_bound": -5.0,
-                                                    "chunk_size": 32}, packed=True),
+                                                    "chunk_size": 32}, packed=True, sample=True),
 )
 
 # What is compiled at a time: the kernels of a row's forward, then those that its backward adds.

@@ -65,7 +65,8 @@ class Pass:
         options, tensors = facts.options, facts.tensors
         self.K, self.V, self.H, self.HV = (facts.dims[letter] for letter in ("K", "V", "H", "HV"))
         self.C = options.get("chunk_size", 64)
-        decaying = options["use_gate_in_kernel"] or options.get("safe_gate", False)
+        # The gradients of fused_recurrent_kda belong to a forward without rounding, so they have none either.
+        decaying = facts.function == "chunk_kda" and (options["use_gate_in_kernel"] or options["safe_gate"])
         self.arithmetic = arithmetic = Arithmetic(
             facts.dtype if decaying else torch.float32, options["use_qk_l2norm_in_kernel"]
         )
