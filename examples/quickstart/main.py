@@ -49,7 +49,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--text", type=Path, metavar="FILE", help="text to learn (default: Python's own manual)")
     parser.add_argument("--seconds", type=positive(float), default=60, help="of training (default: 60)")
     parser.add_argument("--steps", type=positive(int), help="of training, instead of --seconds")
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda ...")
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=found, help=f"cpu, cuda ... (default: what is here, {found})")
     parser.add_argument("--backend", metavar="NAME", help="force a backend for every operator")
     parser.add_argument("--seed", type=int, default=0, help="of weights, batches and sample (default: 0)")
     parser.add_argument("--output", type=Path, default=Path("."), metavar="DIR",
@@ -126,7 +127,7 @@ def usable(name: str) -> torch.device:
         return torch.zeros((), device=name).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise Unusable(f"no device {name!r} here ({reason}); leave --device out to run on the CPU") from error
+        raise Unusable(f"no device {name!r} here ({reason}); leave --device out to run on what there is") from error
 
 
 def check_routes(model: LanguageModel, tokens: Tensor) -> None:
