@@ -50,7 +50,7 @@ class Compiler:
     def compile(self, row: int, backward: bool, shared: int | None = None) -> list[dict]:
         """The kernels of a row's forward, or those that its backward adds, in the order of their first launches; each
         in the configuration that would be launched where a program may take ``shared`` bytes of shared memory, by
-        default what the target has. Asked again it finds nothing: they are compiled."""
+        default what the target has."""
         driver.set_active(self.drivers(shared))
         found = {}
 
@@ -58,6 +58,9 @@ class Compiler:
             found[kernel.name, str(compiled.src.signature), str(without(constants, config.tiles))] = config, compiled
 
         launch.on_compile[:] = [observe]
+        for kernel in launch.kernels.values():  # rows share launches: each is to show all that it takes
+            for one in kernel._launches.values():
+                one.compiled.clear()
         call, *after = forward(ROWS[row].call())
         if backward:
             found.clear()
