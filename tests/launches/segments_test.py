@@ -32,8 +32,11 @@ def test_segments_give_the_recurrence(trial, variant, dtype, state_v_first):
     trial.examine(trial.arguments(variant, dtype=dtype, B=1, T=T, H=1, HV=2, state_v_first=state_v_first, **STATES))
 
 
-def test_without_states(trial):
-    trial.examine(trial.arguments("given", B=1, T=T, H=1, HV=1))
+def test_what_is_carried_over(trial):
+    """Gates so weak that a segment's state outlives the next ones: the maps of segments count."""
+    arguments = trial.arguments("given", B=1, T=T, H=1, HV=1, **STATES)
+    arguments["g"] /= 64
+    trial.examine(arguments)
 
 
 def test_off_where_algorithms_are_deterministic(trial, monkeypatch):
