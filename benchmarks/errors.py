@@ -7,11 +7,14 @@ run on the GPU if there is one; the reference runs on the CPU.
 """
 
 import argparse
+import itertools
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from benchmarks.oracle import SUBJECTS, Trial, bounds
+from benchmarks.oracle import SUBJECTS, Trial, bounds, short_calls
 from benchmarks.timing import arguments, provenance, results_folder, save
 from fla_dispatch import registry
 
@@ -63,23 +66,34 @@ def measure(subject, operator, variant: str, dtype: str, accelerator: str, sizes
     return rows
 
 
+def measure_one(subject: str, number: int, variant: str, dtype: str, accelerator: str) -> list[dict]:
+    with short_calls():
+        return measure(SUBJECTS[subject], SUBJECTS[subject].operators()[number], variant, dtype, accelerator)
+
+
 def main() -> int:
     command = arguments(__doc__.partition("\n")[0])
     command.epilog = __doc__.partition("\n\n")[2]
     command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.add_argument("--jobs", type=int, help="processes that compile side by side (default: 8 on a GPU, else 1)")
     options = command.parse_args()
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     folder = results_folder(options, accelerator)
     record = {**provenance(options.commit, accelerator), "sizes": SIZES, "rows": []}
     beyond = []
-    for subject in SUBJECTS.values():
-        for operator in subject.operators():
-            for dtype in DTYPES:
-                for variant in subject.variants:
-                    found = measure(subject, operator, variant, dtype, accelerator)
-                    record["rows"] += found
-                    beyond += [words for row in found if (words := line(row)).endswith("BEYOND")]
-                    print("\n".join(map(line, found)), flush=True)
+    work = [
+        (name, number, variant, dtype, accelerator)
+        for name, subject in SUBJECTS.items()
+        for number in range(len(subject.operators()))
+        for dtype in DTYPES
+        for variant in subject.variants
+    ]
+    jobs = options.jobs or (8 if accelerator == "cuda" else 1)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for found in pool.map(measure_one, *zip(*work)) if jobs > 1 else itertools.starmap(measure_one, work):
+            record["rows"] += found
+            beyond += [words for row in found if (words := line(row)).endswith("BEYOND")]
+            print("\n".join(map(line, found)), flush=True)
             if folder is not None:
                 save(folder / "errors.json", record)
     print(f"{len(record['rows'])} rows, {len(beyond)} beyond their bounds")

@@ -7,6 +7,6 @@ sys.path.append(str(Path(__file__).absolute().parents[1] / "tests"))
 
 from cases import SUBJECTS  # noqa: E402
 from harness import bounds  # noqa: E402
-from harness.trial import Trial  # noqa: E402
+from harness.trial import Trial, short_calls  # noqa: E402
 
-__all__ = ["SUBJECTS", "Trial", "bounds"]
+__all__ = ["SUBJECTS", "Trial", "bounds", "short_calls"]

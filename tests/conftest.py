@@ -63,7 +63,8 @@ pytest_runtest_call = pytest.hookimpl(tryfirst=True)(_open_gate)
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    if call.when == "call" and report.passed and call.duration > SECONDS_PER_TEST:
+    on_cpu_lane = os.environ.get("FLA_TEST_DEVICE", "cpu") == "cpu"  # elsewhere compilers take most of the time
+    if on_cpu_lane and call.when == "call" and report.passed and call.duration > SECONDS_PER_TEST:
         report.outcome = "failed"
         report.longrepr = f"took {call.duration:.0f} s; a test has {SECONDS_PER_TEST} s: make its sizes smaller"
     return report

@@ -10,7 +10,7 @@ from harness import subject
 from harness.axes import pairwise
 from harness.cells import selected
 from harness.layouts import LAYOUTS
-from harness.trial import Trial
+from harness.trial import Trial, short_calls
 
 import facade
 
@@ -60,6 +60,12 @@ def _hazards() -> list:
     return [pytest.param(trial, hazard, values, id="-".join(
         (label, str(hazard), *(f"{name}={value}".replace(" ", "") for name, value in values.items()))))
         for trial, label, hazard, values in found]
+
+
+@pytest.fixture(autouse=True)
+def _short_calls():
+    with short_calls():
+        yield
 
 
 @pytest.mark.parametrize(("trial", "case"), _crossed(TRIALS))

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 sys.path.insert(0, str(pathlib.Path(__file__).absolute().parents[1]))
 
 from tools.repository import UserError, add_import_roots, parser, run
-from tools.tune_launches import Recorded, compile_ahead, configured, forced, recorded
+from tools.tune_launches import Recorded, compile_ahead, forced, recorded
 
 SHAPES = ("train_8k", "batch_2k", "packed_32k", "decode_1", "decode_64")
 OPERATORS = ("chunk_kda", "fused_recurrent_kda", "fused_kda_gate")
@@ -203,8 +203,8 @@ def wrong(key: tuple, config, subjects: Iterable[Subject]) -> str | None:
 
 
 def _again(one: Recorded, config) -> Callable:
-    launch = configured(one.launch, config)
-    return lambda: launch(one.grid, *one.arguments)
+    launch = one.launch.configured(config)
+    return lambda: launch(one.grid, one.queue, *one.arguments)
 
 
 def subjects(options) -> tuple[list[Subject], list[Subject]]:

@@ -7,7 +7,6 @@
 A test of every configuration alone is a loop over ``pickable`` with ``forced`` around the call and the oracle behind.
 """
 
-import functools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from unittest import mock
 class Recorded(NamedTuple):
     launch: object  # fla_triton.launch.Launch
     grid: int
+    queue: object
     arguments: tuple
 
     @property
@@ -33,15 +33,15 @@ class Recorded(NamedTuple):
 @contextmanager
 def recorded() -> Iterator[list[Recorded]]:
     """Every launch of the block; holds its arguments, so that memory is not used again while the list lives."""
-    from fla_triton.launch import Launch
+    from fla_triton import launch as module
 
-    found, call = [], Launch.__call__
+    found, call = [], module.Launch.__call__
 
-    def record(launch, grid, *arguments):
-        found.append(Recorded(launch, grid, arguments))
-        return call(launch, grid, *arguments)
+    def record(launch, grid, queue, *arguments):
+        found.append(Recorded(launch, grid, queue, arguments))
+        return call(launch, grid, queue, *arguments)
 
-    with mock.patch.object(Launch, "__call__", record):
+    with mock.patch.object(module.Launch, "__call__", record), mock.patch.object(module, "apart", True):
         yield found
 
 
@@ -55,20 +55,14 @@ def forced(kernel: str, config, problem=None) -> Iterator[list]:
 
     done, call = [], Launch.__call__
 
-    def run(launch, grid, *arguments):
+    def run(launch, grid, queue, *arguments):
         if launch.kernel.name != kernel or problem not in (None, launch.problem) or launch.config is not None:
-            return call(launch, grid, *arguments)
+            return call(launch, grid, queue, *arguments)
         done.append(launch)
-        return call(configured(launch, config), grid, *arguments)
+        return call(launch.configured(config), grid, queue, *arguments)
 
     with mock.patch.object(Launch, "__call__", run):
         yield done
-
-
-@functools.lru_cache(maxsize=4096)
-def configured(launch, config):
-    """The same launch with another configuration."""
-    return launch.kernel.launch(launch.problem, config=config, **launch.constants)
 
 
 def pickable(launches: Iterable[Recorded]) -> list[tuple[str, object]]:
@@ -93,29 +87,18 @@ def measured(kernel: str, problem) -> list:
 
 
 def compile_ahead(launches: Iterable[Recorded], configs: Mapping[tuple, Iterable], jobs: int, progress) -> None:
-    """Compile ``configs`` ((kernel, problem) → configurations) side by side; Triton's cache holds the binaries then.
+    """Compile ``configs`` ((kernel, problem) → configurations) side by side, for the current device.
 
     What fails here fails again when it is run, where the failure is reported. ``progress(total, words)`` → ``tell()``.
     """
-    from concurrent.futures import ThreadPoolExecutor, as_completed
+    from fla_triton.launch import compile_each
 
-    from fla_triton import launch as module
-
-    unique = {_specialisation(one): one for one in launches}.values()
-    work = [(one, config) for one in unique for config in configs.get((one.kernel, one.problem), ())]
-
-    def compile_one(one, config):
-        fresh = one.launch.kernel.launch(one.problem, config=config, **one.launch.constants)
-        fresh(one.grid, *one.arguments)
-
+    unique = dict.fromkeys((one.launch, one.queue.aligned) for one in launches)
+    work = [
+        (launch.configured(config), aligned)
+        for launch, aligned in unique
+        for config in configs.get((launch.kernel.name, launch.problem), ())
+    ]
     tell = progress(len(work), "compile")
-    with mock.patch.object(module, "compile_only", True), ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        for done in as_completed([pool.submit(compile_one, *item) for item in work]):
-            done.exception()
-            tell()
-
-
-def _specialisation(one: Recorded) -> tuple:
-    """Launches that are equal in this share a binary, but for the alignment of pointers."""
-    kinds = tuple(str(getattr(x, "dtype", type(x))) for x in one.arguments)
-    return one.kernel, one.problem, tuple(sorted(one.launch.constants.items())), kinds
+    for _ in compile_each(work, jobs or os.cpu_count()):
+        tell()

@@ -4,12 +4,15 @@ Where no gradient is needed the call goes straight through. The decorated body d
 one autograd.Function), so in eager mode it is simply called; under compile it is as opaque to Dynamo as a kernel.
 """
 
+import contextlib
+from operator import itemgetter
+
 import torch
 
 from fla_dispatch import errors
 from fla_dispatch.bind import TensorParameter
 from fla_dispatch.declaration import ACCUMULATOR, Declaration
-from fla_dispatch.guard import autocast_state, device_guard, plain
+from fla_dispatch.guard import autocast_again, autocast_setting, device_guard, plain
 
 HOST_DEVICES = ("cpu", "meta")
 
@@ -39,43 +42,50 @@ class Bridge(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call, *tensors):
-        outputs, saved = call.plan.backend.forward(call)
+        plan = call.plan
+        outputs, saved = plan.backend.forward(call)
         ctx.save_for_backward(*tensors, *saved)
         # The call without its tensors: those go through save_for_backward, which watches over them.
-        ctx.call = call.with_tensors(dict.fromkeys(call.facts.tensors))
-        ctx.reenter_autocast = autocast_state(call.device.type)
+        ctx.call = plan.bind(call.values, (None,) * len(tensors))
+        ctx.autocast = autocast_setting(plan.facts.device.type)
         ctx.set_materialize_grads(False)
-        ctx.output_shapes = tuple(None if o is None else (o.shape, o.dtype) for o in outputs)
+        ctx.first = outputs[0].shape, outputs[0].dtype
         return outputs
 
     @staticmethod
     def backward(ctx, *grads):
-        names, kept = tuple(ctx.call.facts.tensors), ctx.saved_tensors  # once: checkpointing unpacks anew each time
-        tensors = dict(zip(names, kept, strict=False))
-        call = ctx.call.with_tensors(tensors)
-        with torch.no_grad(), device_guard(call.device), ctx.reenter_autocast():
+        plan, kept = ctx.call.plan, ctx.saved_tensors  # once: checkpointing unpacks anew each time
+        device, count = plan.facts.device, len(plan.tensors)
+        tensors = kept[:count]
+        call = plan.bind(ctx.call.values, tensors)
+        with without_gradients(), device_guard(device), autocast_again(device.type, ctx.autocast):
             if grads[0] is None:  # a loss on the final state alone
-                shape, dtype = ctx.output_shapes[0]
-                grads = (torch.zeros(shape, dtype=dtype, device=call.device), *grads[1:])
-            gradients = backend_gradients(call, kept[len(names) :], dict(zip(call.plan.returned, grads)))
-        gradients = tuple(
-            gradients.get(name) if wanted else None
-            for name, wanted in zip(names, ctx.needs_input_grad[1:], strict=True)
-        )
-        return None, *refuse_double_backward(call.function, gradients, *tensors.values(), *grads)
+                shape, dtype = ctx.first
+                grads = (torch.zeros(shape, dtype=dtype, device=device), *grads[1:])
+            gradients = backend_gradients(call, kept[count:], dict(zip(plan.returned, grads)))
+        needed = ctx.needs_input_grad
+        gradients = tuple(gradients.get(name) if needed[i] else None for i, name in enumerate(plan.facts.tensors, 1))
+        return None, *refuse_double_backward(plan.function, gradients, *tensors, *grads)
+
+
+def without_gradients():
+    """``torch.no_grad()``, where that would change anything."""
+    return torch.no_grad() if torch.is_grad_enabled() else contextlib.nullcontext()
 
 
 def backend_gradients(call, saved, grads) -> dict:
     """Ask the call's backend for gradients; checked for completeness, in the dtype of each input."""
-    backend, facts = call.plan.backend, call.facts
+    plan = call.plan
+    backend, expected = plan.backend, plan.differentiable
     grads = {name: None if g is None else plain(g) for name, g in grads.items()}
     gradients = backend.backward(call, dict(zip(backend.saves, saved, strict=True)), grads)
-    expected = [name for name, tensor in facts.tensors.items() if tensor.dtype.is_floating_point]
-    if unknown := sorted(set(gradients) - set(expected)):
-        raise errors.unknown_gradients(call.function, backend.name, unknown)
-    if absent := sorted(set(expected) - set(gradients)):
-        raise errors.missing_gradients(call.function, backend.name, absent)
-    return {name: None if g is None else g.to(facts.tensors[name].dtype) for name, g in gradients.items()}
+    if gradients.keys() != expected.keys():
+        if unknown := sorted(gradients.keys() - expected.keys()):
+            raise errors.unknown_gradients(plan.function, backend.name, unknown)
+        raise errors.missing_gradients(plan.function, backend.name, sorted(expected.keys() - gradients.keys()))
+    return {
+        name: g if g is None or g.dtype == expected[name] else g.to(expected[name]) for name, g in gradients.items()
+    }
 
 
 def body_results(call, differentiable: bool) -> tuple[tuple, dict]:
@@ -121,10 +131,10 @@ def run_through(plan):
     if plan.backend is None:
         runner = plan.run_body
     elif plan.facts.needs_grad:
-        names = tuple(plan.facts.tensors)
+        apply, tensors = Bridge.apply, several(plan.tensors)
 
         def runner(call):
-            return Bridge.apply(call, *(getattr(call, name) for name in names))
+            return apply(call, *tensors(call.values))
     else:
         forward = plan.backend.forward
 
@@ -132,14 +142,24 @@ def run_through(plan):
             return forward(call)[0]
 
     runner = runner if plan.backend is None or not plan.single else _first(runner)
-    if plan.facts.device.type in HOST_DEVICES:
+    device = plan.facts.device
+    if device.type in HOST_DEVICES or device.index is None:
         return runner
+    module, index = getattr(torch, device.type), device.index
 
     def guarded(call):
-        with device_guard(call.device):
+        if module.current_device() == index:
+            return runner(call)
+        with module.device(index):
             return runner(call)
 
     return guarded
+
+
+def several(positions: tuple[int, ...]):
+    """``operator.itemgetter`` that returns a tuple of one item too."""
+    getter = itemgetter(*positions)
+    return getter if len(positions) > 1 else lambda values: (getter(values),)
 
 
 def _first(runner):

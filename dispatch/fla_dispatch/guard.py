@@ -70,9 +70,16 @@ def autocast_custom_bwd(function=None, *, device_type: str = "cuda"):
     return torch.amp.custom_bwd(function, device_type=device_type)
 
 
-def autocast_state(device_type: str):
-    """A factory of contexts that re-enter the autocast state of now."""
+def autocast_setting(device_type: str):
+    """The autocast state of now, for ``autocast_again``; None where the device has none."""
     if not torch.amp.is_autocast_available(device_type):
-        return contextlib.nullcontext
-    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-    return functools.partial(torch.autocast, device_type, dtype=dtype, enabled=enabled)
+        return None
+    return torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+
+
+def autocast_again(device_type: str, setting):
+    """A context in the autocast state of then."""
+    if setting is None or setting == autocast_setting(device_type):
+        return contextlib.nullcontext()
+    enabled, dtype = setting
+    return torch.autocast(device_type, dtype=dtype, enabled=enabled)

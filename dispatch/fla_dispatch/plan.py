@@ -3,7 +3,7 @@
 from fla_dispatch import bridge, gates
 from fla_dispatch.backend import Backend
 from fla_dispatch.bind import PACKED
-from fla_dispatch.call import Facts
+from fla_dispatch.call import Call, Facts
 from fla_dispatch.declaration import Declaration
 from fla_dispatch.guard import is_fake
 from fla_dispatch.registry import Route
@@ -13,7 +13,8 @@ from fla_dispatch.sequences import Sequences
 class Plan:
     """What a ``Call`` shares with every other call of the same facts.
 
-    ``derived`` holds (position, value) of options that the declaration derives, ``run`` carries a call to its results;
+    ``tensors`` holds the positions of those that are present, ``differentiable`` the dtypes of floating-point ones;
+    ``derived`` (position, value) of options that the declaration derives; ``run`` carries a call to its results;
     ``forward`` is set where the backend's forward, less what it saves, is all there is to it.
     ``always_check`` is true where a rule or a product reads a size that varies, which the compiled path does not.
     """
@@ -24,6 +25,7 @@ class Plan:
         "counts_chunks",
         "declaration",
         "derived",
+        "differentiable",
         "facts",
         "forward",
         "function",
@@ -33,6 +35,7 @@ class Plan:
         "route",
         "run",
         "single",
+        "tensors",
         "wanted",
         "witnesses",
     )
@@ -41,6 +44,8 @@ class Plan:
         self.declaration, self.facts, self.backend, self.route = declaration, facts, backend, route
         self.function, self.names = declaration.function, declaration.names
         self.index = {name: position for position, name in enumerate(self.names)}
+        self.tensors = tuple(self.index[name] for name in facts.tensors)
+        self.differentiable = {name: t.dtype for name, t in facts.tensors.items() if t.dtype.is_floating_point}
         self.wanted = declaration.wanted(facts.options)
         self.returned = tuple(n for n, r in declaration.results.items() if n in self.wanted or not r.omitted)
         self.single = tuple(declaration.results) == ("result",)
@@ -89,6 +94,13 @@ class Plan:
             if not is_fake(packed):  # else no one can know
                 sizes["NT"] = Sequences(sizes["B"], sizes["T"], self.facts.device, packed).chunk_count(chunk_size)
         return sizes
+
+    def bind(self, values, tensors) -> Call:
+        """A call of these values with ``tensors`` in the place of its own."""
+        bound = list(values)
+        for position, tensor in zip(self.tensors, tensors, strict=True):
+            bound[position] = tensor
+        return Call(self, tuple(bound))
 
     def run_body(self, call):
         """Call the decorated body with the bound values."""

@@ -12,7 +12,7 @@ import pytest
 
 from tools import tune
 from tools.repository import UserError
-from tools.tune_launches import configured, forced, pickable, recorded
+from tools.tune_launches import forced, pickable, recorded
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,32 @@ class Kernel:
     def candidates(self, problem):
         return self.list
 
-    def launch(self, problem, config=None, **constants):
-        return sys.modules["fla_triton.launch"].Launch(self, problem, constants, config)
+    def launch(self, problem, config=None):
+        return Launch(self, problem, config)
 
 
 class Launch:
-    def __init__(self, kernel, problem, constants, config=None):
-        self.kernel, self.problem, self.constants, self.config = kernel, problem, constants, config
+    def __init__(self, kernel, problem, config=None):
+        self.kernel, self.problem, self.config = kernel, problem, config
 
-    def __call__(self, grid, *arguments):
-        if not sys.modules["fla_triton.launch"].compile_only:
-            self.kernel.calls.append((self.config or self.kernel.list[0], *arguments))
+    def __call__(self, grid, queue, *arguments):
+        self.kernel.calls.append((self.config or self.kernel.list[0], *arguments))
+
+    def configured(self, config):
+        return Launch(self.kernel, self.problem, config)
+
+
+def compile_each(work, jobs):
+    """As if some did not compile."""
+    for launch, _ in work:
+        yield RuntimeError("out of shared memory") if launch.config == BROKEN else None
 
 
 @pytest.fixture(autouse=True)
 def tree(monkeypatch, tmp_path):
     """A Triton tree without Triton."""
     package, launch, config = (types.ModuleType(name) for name in ("fla_triton", "launch", "config"))
-    launch.Launch, launch.compile_only = Launch, False
+    launch.Launch, launch.compile_each, launch.apart = Launch, compile_each, False
     config.FOLDER, config.Config = tmp_path, Config
     package.launch, package.config = launch, config
     for name, module in (("", package), (".launch", launch), (".config", config)):
@@ -57,6 +65,7 @@ def tree(monkeypatch, tmp_path):
 
 
 SLOW, FAST, WRONG, BROKEN = (Config(BK=size) for size in (16, 32, 64, 128))
+QUEUE = types.SimpleNamespace(aligned=True)
 TIMES = {SLOW: 4.0, FAST: 1.0, WRONG: 0.5, BROKEN: 0.1}
 
 
@@ -65,11 +74,11 @@ def call():
     """An operator of two kernels; one of the candidates of "prepare" computes something wrong, one does not run."""
     prepare, scan = Kernel("prepare", SLOW, FAST, WRONG, BROKEN), Kernel("scan", SLOW)
     prepare.space = scan.space = lambda problem: ()
-    launches = prepare.launch("K128", C=64), scan.launch("K128", C=64)
+    launches = prepare.launch("K128"), scan.launch("K128")
 
     def run():
         for launch in launches:
-            launch(1, "tokens")
+            launch(1, QUEUE, "tokens")
         used = prepare.calls[-1][0]
         if used == BROKEN:
             raise RuntimeError("out of shared memory")
@@ -153,20 +162,20 @@ def test_one_kernel_is_configured_otherwise_and_the_rest_is_left():
     one, other = Kernel("one", SLOW), Kernel("other", SLOW)
     launch, rest = one.launch("K128"), other.launch("K128")
     with forced("one", FAST) as done:
-        launch(1), rest(1)
-    launch(1)
+        launch(1, QUEUE), rest(1, QUEUE)
+    launch(1, QUEUE)
     assert [config for config, *_ in one.calls] == [FAST, SLOW] and [c for c, *_ in other.calls] == [SLOW]
     assert done == [launch]
     with forced("one", FAST, "K64") as done:
-        launch(1)
-    assert not done and configured(launch, FAST) is configured(launch, FAST)
+        launch(1, QUEUE)
+    assert not done
 
 
 def test_pickable_is_what_the_heuristic_and_the_files_name(tree, tmp_path):
     (tmp_path / "gpu.json").write_text(json.dumps({"kernels": {"k": {"K128": {"BK": 64, "num_warps": 8}, "K64": {}}}}))
     kernel = Kernel("k", SLOW, FAST)
     with recorded() as found:
-        kernel.launch("K128")(1)
+        kernel.launch("K128")(1, QUEUE)
     assert pickable(found) == [("k", SLOW), ("k", FAST), ("k", Config(BK=64, num_warps=8))]
 
 

@@ -13,6 +13,7 @@ BOTH = (True, False)
 WIDE = ("fp32", "bf16")
 HALF = ("bf16", "fp16")
 RULE = ("q", "g", "beta")
+REFLECTED = {"fp32": 1e-4, "bf16": 2e-2}  # what 4096 reflections may have moved a state
 FLOOR = bounds.FLOOR["value"] * bounds.EPS  # of a result that is exact but for fp32 rounding
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -107,16 +108,22 @@ def errors_do_not_grow_with_length(trial, dtype):
 
 @hazard("C119", needs=("allow_neg_eigval",), form=("given", "sigmoid"), dtype=WIDE, gradients=BOTH)
 def reflections_come_back(trial, form, dtype, gradients):
-    """C119: beta = 2, one unit key, v = 0: 4096 reflections are the identity, for the state and for its gradient."""
+    """C119: beta = 2, one unit key, v = 0: 4096 reflections are the identity, for the state and for its gradient.
+
+    But for rounding that adds up, in one direction or another with the order of a sum: the report gives 1e-4 in fp32
+    and 2e-2 for bf16 inputs.
+    """
     options = {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True} if form == "sigmoid" else {}
     arguments = _blank(trial, dtype, trial.sized(4096, brief=256), K=16, V=8, **options)
     arguments["k"][..., 2:6] = 0.5  # a unit vector in every dtype
     arguments["beta"].fill_(2 if form == "given" else 60)  # sigmoid(60) is 1
     arguments["initial_state"] = torch.randn(arguments["initial_state"].shape)
     found = trial.run(arguments, gradients=gradients, loss="last")
-    assert bounds.error(found["final_state"], arguments["initial_state"]) < FLOOR
+    errors = {"final_state": bounds.error(found["final_state"], arguments["initial_state"])}
     if gradients:
-        assert bounds.error(found["dinitial_state"], trial.cotangents(found, "last")["final_state"]) < FLOOR
+        loss = trial.cotangents(found, "last")["final_state"]
+        errors["dinitial_state"] = bounds.error(found["dinitial_state"], loss)
+    assert max(errors.values()) <= trial.sized(REFLECTED[dtype], brief=FLOOR), errors
 
 
 @hazard("C119", needs=("allow_neg_eigval",), T=(1, 63, 130), dtype=WIDE, brief={"T": (1, 65)})
@@ -181,8 +188,4 @@ def chunks_as_tokens(trial, variant, dtype):
         loss = loss or trial.cotangents(results)
         gradients = backward(results, leaves, {name: x.to(trial.device) for name, x in loss.items()})
         outcomes.append({name: x.detach() for name, x in results.items()} | gradients)
-    dtype, tolerance = DTYPES[dtype], trial.operator.declaration.tolerance
-    eager = trial.oracle(shared, loss, dtype)
-    problems = [bounds.check(name, x, outcomes[1][name], tolerance, dtype, eager[name])
-                for name, x in outcomes[0].items()]
-    assert not any(problems), "\n".join(filter(None, problems))
+    trial.compare(shared, loss, *outcomes)

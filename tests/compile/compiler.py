@@ -58,9 +58,7 @@ class Compiler:
             found[kernel.name, str(compiled.src.signature), str(without(constants, config.tiles))] = config, compiled
 
         launch.on_compile[:] = [observe]
-        for kernel in launch.kernels.values():  # rows share launches: each is to show all that it takes
-            for one in kernel._launches.values():
-                one.compiled.clear()
+        launch.forget()  # rows share launches: each is to show all that it takes
         call, *after = forward(ROWS[row].call())
         if backward:
             found.clear()
@@ -70,13 +68,15 @@ class Compiler:
 
     def missing(self) -> list[str]:
         """What the cases of the op tests make of a kernel, sizes apart, and no row does."""
-        driver.set_active(PaperDriver(self.target))  # what seems compiled for it will not be asked for again
-        compile_, launch.Launch._compile = launch.Launch._compile, _note
+        driver.set_active(PaperDriver(self.target))
+        compile_, launch.Launch.compile = launch.Launch.compile, _note
         try:
             covered = _switches((row.call(), row.backward) for row in ROWS)
+            launch.forget()
             needed = _switches(op_test_calls())
         finally:
-            launch.Launch._compile = compile_
+            launch.Launch.compile = compile_
+            launch.forget()  # what seems compiled
         return sorted(needed - covered)
 
 
@@ -113,15 +113,14 @@ def _switches(calls) -> set[str]:
 _noted: set[str] = set()
 
 
-def _note(self, values):
-    """In place of ``Launch._compile``: writes down the types of the arguments and the switches."""
-    names = self.kernel.function.arg_names
-    for name, x in zip(names, values):
-        kind = str(x.dtype).removeprefix("torch.") if isinstance(x, torch.Tensor) else type(x).__name__
-        _noted.add(f"{self.kernel.name}: {name} is {kind}")
+def _note(self, aligned=True):
+    """In place of ``Launch.compile``: writes down the types of the tensors and the switches."""
+    for name, dtype in zip(self.kernel.function.arg_names, self.dtypes):
+        _noted.add(f"{self.kernel.name}: {name} is {str(dtype).removeprefix('torch.')}")
     for name, value in without(self.constants, SIZES).items():
         _noted.add(f"{self.kernel.name}: {name} = {value}")
-    return None, None, None, 1, ()
+    self.ready[aligned] = None, (), 1, ()
+    return self.ready[aligned]
 
 
 def without(constants: dict, names) -> dict:

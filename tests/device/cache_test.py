@@ -16,13 +16,13 @@ PASSES = {"chunk_kda": (True, False), "fused_recurrent_kda": (False,), "fused_kd
 
 @contextmanager
 def compilations():
-    """(name, binary) of every kernel that is asked for; a binary that was there before is the same object."""
+    """The names of kernels that are compiled."""
     from fla_triton import launch
 
     found = []
 
     def observe(kernel, problem, config, constants, compiled):
-        found.append((kernel.name, compiled))
+        found.append(kernel.name)
 
     launch.on_compile.append(observe)
     try:
@@ -51,14 +51,15 @@ def test_one_call_compiles_for_all_lengths(function, dtype):
 
 
 def _check_all_lengths(t, dtype, gradients):
+    from fla_triton import launch
+
     for packed in (False, True)[: 1 + ("cu_seqlens" in t.names)]:
         first, *others = calls(t, dtype, packed)
+        launch.forget()
         with compilations() as warm:
             t.run(first, gradients=gradients)
         with compilations() as later:
             for arguments in others:
                 t.run(arguments, gradients=gradients)
-        assert warm, "the first call asked for no kernel"
-        known = {id(binary) for _, binary in warm}
-        fresh = {name for name, binary in later if id(binary) not in known}
-        assert not fresh, f"compiled after the first {'packed ' * packed}call: {', '.join(sorted(fresh))}"
+        assert warm, "the first call compiled nothing"
+        assert not later, f"compiled after the first {'packed ' * packed}call: {', '.join(sorted(later))}"

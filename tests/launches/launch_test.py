@@ -9,38 +9,69 @@ from fla_triton import launch
 from fla_triton.config import Config, Problem
 
 PROBLEM = Problem(64, 64, 16)
+FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
+FP32, BF16 = torch.float32, torch.bfloat16
 
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """A kernel whose launches count what they compile."""
     monkeypatch.setattr(launch, "kernels", {})
-    found = launch.Kernel(SimpleNamespace(__name__="probe"), lambda problem: (Config(),))
-    monkeypatch.setattr(launch.Launch, "_compile", lambda self, arguments: object())
-    return found
-
-
-def _tensor(dtype=torch.float32, offset=0):
-    return torch.zeros(16, dtype=dtype)[offset:]
+    return launch.Kernel(SimpleNamespace(__name__="probe"), lambda problem: (Config(),))
 
 
 def test_the_same_constants_share_one_launch(kernel):
-    assert kernel.launch(PROBLEM, K=64, NORM=True) is kernel.launch(PROBLEM, NORM=True, K=64)
-    assert kernel.launch(PROBLEM, K=64, NORM=True) is not kernel.launch(PROBLEM, K=64, NORM=False)
-    assert kernel.launch(PROBLEM, K=64) is not kernel.launch(Problem(64, 64, 32), K=64)
+    found = kernel.launch(FIRST, PROBLEM, (FP32,), K=64, NORM=True)
+    assert kernel.launch(FIRST, PROBLEM, [FP32], NORM=True, K=64) is found
+    assert kernel.launch(FIRST, PROBLEM, (FP32,), K=64, NORM=False) is not found
+    assert kernel.launch(FIRST, Problem(64, 64, 32), (FP32,), K=64, NORM=True) is not found
+    assert found.configured(Config(num_warps=8)) is found.configured(Config(num_warps=8)) is not found
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("device", "dtypes"),
     [
-        pytest.param((_tensor(torch.bfloat16), _tensor(), 3), id="dtype"),
-        pytest.param((_tensor(), None, 3), id="absent"),
-        pytest.param((_tensor(), _tensor(offset=1), 3), id="alignment"),
+        pytest.param(FIRST, (FP32, BF16), id="dtype"),
+        pytest.param(FIRST, (FP32, None), id="absent"),
+        pytest.param(SECOND, (FP32, FP32), id="device"),
     ],
 )
-def test_other_arguments_are_compiled_for(kernel, other):
-    shared, first = kernel.launch(PROBLEM), (_tensor(), _tensor(), 3)
-    compiled = shared._compiled(0, first)
-    assert shared._compiled(0, (_tensor(), _tensor(), 4)) is compiled  # no size is in the key
-    assert shared._compiled(1, first) is not compiled
-    assert shared._compiled(0, other) is not compiled
+def test_other_tensors_have_another_launch(kernel, device, dtypes):
+    found = kernel.launch(FIRST, PROBLEM, (FP32, FP32))
+    assert kernel.launch(device, PROBLEM, dtypes) is not found
+
+
+def test_tensors_that_start_anywhere_have_another_binary(kernel, monkeypatch):
+    """Which is a bit of the call; one that starts elsewhere is enough, and an absent one is not."""
+    compiled, ran = [], []
+
+    def compile(self, aligned):
+        compiled.append(aligned)
+        self.ready[aligned] = (lambda *given: ran.append((aligned, *given))), ("function",), 2, ("constant",)
+        return self.ready[aligned]
+
+    monkeypatch.setattr(launch.Launch, "compile", compile)
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda device: 70 + device))
+    monkeypatch.setattr(launch, "driver", driver)
+    found = kernel.launch(SECOND, PROBLEM, (FP32, None, FP32))
+    for addresses in ((64, None, 128), (64, None, 132), (32, None, 16), (68, None, 136)):
+        found(3, launch.queue(SECOND, addresses), *addresses, 5)
+    assert compiled == [True, False]
+    assert ran[0] == (True, 6, 1, 1, 71, "function", 64, None, 128, 5, "constant")
+    assert [aligned for aligned, *_ in ran] == [True, False, True, False]
+
+
+def test_no_program_no_launch(kernel, monkeypatch):
+    found = kernel.launch(FIRST, PROBLEM, ())
+    found.ready[True] = pytest.fail, (), 1, ()
+    found(0, launch.Queue(0, True))
+
+
+def test_pieces_of_a_workspace_lie_apart(monkeypatch):
+    monkeypatch.setattr(launch, "apart", False)
+    pieces = ((3,), FP32), None, ((5, 7), BF16), ((1000,), torch.int32)
+    memory, (first, absent, second, third) = launch.Workspace(torch.device("cpu"), pieces).allocate()
+    assert absent is None and first == memory.data_ptr()
+    assert second - first >= 12 and third - second >= 70
+    assert memory.data_ptr() + memory.numel() - third >= 4000
+    assert {(x - first) % launch.PIECE for x in (second, third)} == {0}

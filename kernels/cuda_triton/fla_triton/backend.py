@@ -3,7 +3,7 @@
 import torch
 
 from fla_dispatch import Backend
-from fla_triton.launch import interpreted
+from fla_triton.launch import INTERPRETED
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -16,6 +16,6 @@ class TritonBackend(Backend):
 
     @property
     def limits(self):
-        if interpreted():
+        if INTERPRETED:
             return {"device": ("cuda", "cpu"), "dtype": FLOATS}
         return {"device": ("cuda",), "arch": ("sm80+", "gfx90a+"), "dtype": FLOATS}

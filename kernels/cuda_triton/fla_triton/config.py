@@ -43,7 +43,9 @@ class Config:
 
     @property
     def options(self) -> dict[str, int]:
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        """What the compiler is told. It may not contract a * b + c by itself: which of two products it takes depends on
+        what else is in a kernel, and bits on that."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": False}
         return options if self.maxnreg is None else options | {"maxnreg": self.maxnreg}
 
     def __str__(self):

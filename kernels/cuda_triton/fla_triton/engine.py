@@ -4,8 +4,8 @@ import torch
 import triton
 
 from fla_triton.config import Config, Problem
-from fla_triton.launch import Kernel, interpreted, tensor_float
-from fla_triton.primitives import gates, intra, intra_backward, places, scan, step
+from fla_triton.launch import INTERPRETED, Kernel, Launch, tensor_float
+from fla_triton.primitives import gates, heads, intra, intra_backward, places, scan, step
 
 SMALLEST = 16  # rows or columns of a matrix product
 
@@ -21,7 +21,7 @@ def width(size: int) -> int:
 
 def _channels(problem: Problem) -> tuple[Config, ...]:
     """Blocks of channels of one chunk, loaded some blocks ahead: few warps, so that they seldom wait for each other."""
-    BK = 32 if interpreted() else SMALLEST
+    BK = 32 if INTERPRETED else SMALLEST
     return tuple(Config(BK=min(width(problem.K), BK), num_warps=2, num_stages=stages) for stages in (3, 2, 1))
 
 
@@ -48,7 +48,7 @@ def _gate(problem: Problem) -> tuple[Config, ...]:
 
 
 def _token(problem: Problem) -> tuple[Config, ...]:
-    return (Config(BV=width(problem.V) if interpreted() else SMALLEST, num_warps=1, num_stages=1),)
+    return (Config(BV=width(problem.V) if INTERPRETED else SMALLEST, num_warps=1, num_stages=1),)
 
 
 PREPARE = Kernel(intra.prepare, _channels)
@@ -57,6 +57,7 @@ STATE_SCAN_BACKWARD = Kernel(scan.state_scan_backward, _state, splits_values=Tru
 MERGE_SEGMENTS = Kernel(scan.merge_segments, _merge, splits_values=True)
 PRODUCT_GRADIENTS = Kernel(intra_backward.product_gradients, _products)
 DECAY_GRADIENTS = Kernel(intra_backward.decay_gradients, _channels)
+SUM_HEADS = Kernel(heads.sum_heads, _gate)
 GATE = Kernel(gates.gate, _gate)
 GATE_BACKWARD = Kernel(gates.gate_backward, _gate)
 TOKEN_STEP = Kernel(step.token_step, _token, splits_values=True)
@@ -95,36 +96,49 @@ SEGMENT = 8192  # tokens; a fixed length, so that cuts depend on nothing but the
 FEW = 16  # states at once (sequences times value heads) that leave most of a GPU idle
 
 
-class Places:
-    """Where the chunks of a call lie: grid sizes, and for packed input the tables of ``primitives/places.py``.
+def may_split(HV: int) -> bool:
+    """Whether dense sequences are walked in segments if they are long: where there are few states to walk at once."""
+    return HV <= FEW
 
-    Long dense sequences are split into ``segments`` of ``span`` tokens where there are few states to walk at once.
+
+def splits(B: int, T: int, HV: int) -> bool:
+    """Whether they are."""
+    return T > SEGMENT and may_split(B * HV) and not torch.are_deterministic_algorithms_enabled()
+
+
+class Places:
+    """Where the chunks of a call lie, in numbers: of ``B`` rows of ``T`` tokens, or (``N``) of N packed sequences.
+
+    ``slots`` of chunks, ``programs`` that walk states and ``walks`` among them that hold one: sequences, or segments of
+    ``span`` tokens where dense sequences are ``split``.
     """
 
-    __slots__ = ("N", "NT", "chunks", "programs", "segments", "sequences", "slots", "span")
+    __slots__ = ("N", "NT", "packed", "programs", "segments", "slots", "span", "walks")
 
-    @property
-    def walks(self) -> int:
-        """Sequences that hold a state, or their segments."""
-        return self.N * self.segments
-
-    def __init__(self, launch, B: int, T: int, HV: int, C: int, cu_seqlens: torch.Tensor | None):
-        self.segments, self.span = 1, T
-        if cu_seqlens is None:
-            self.NT = -(-T // C)
-            self.slots, self.N, self.programs = B * self.NT, B, B
-            self.chunks = self.sequences = None
-            if T > SEGMENT and B * HV <= FEW and not torch.are_deterministic_algorithms_enabled():
-                self.split(T, SEGMENT)
+    def __init__(self, B: int, T: int, C: int, N: int | None = None, split: bool = False):
+        self.packed = N is not None
+        if self.packed:
+            self.N, self.NT, self.slots, self.programs = N, 0, -(-T // C) + N + 1, N + 1
+            self.segments, self.span, self.walks = 1, T, N
             return
-        self.NT, self.N = 0, cu_seqlens.shape[0] - 1
-        self.slots, self.programs = -(-T // C) + self.N + 1, self.N + 1
-        device = cu_seqlens.device
-        self.chunks = torch.empty((self.slots, 4), dtype=torch.int32, device=device)
-        self.sequences = torch.empty((self.programs, 3), dtype=torch.int32, device=device)
-        launch(self.programs, cu_seqlens, self.chunks, self.sequences, T, self.N, self.slots)
+        self.NT = -(-T // C)
+        self.span = SEGMENT if split else T
+        self.N, self.slots, self.segments = B, B * self.NT, -(-T // SEGMENT) if split else 1
+        self.programs = self.walks = B * self.segments
 
-    def split(self, T: int, span: int) -> "Places":
-        self.segments, self.span = -(-T // span), span
-        self.programs = self.walks
-        return self
+    def tables(self) -> tuple:
+        """Pieces of a workspace: the tables of ``primitives/places.py`` for packed input."""
+        if not self.packed:
+            return None, None
+        return ((self.slots, 4), torch.int32), ((self.programs, 3), torch.int32)
+
+    def tabulate(self, launch, queue, cu_seqlens, chunks, sequences, T: int) -> None:
+        """Fill the tables, if there are any."""
+        if self.packed:
+            launch(self.programs, queue, cu_seqlens, chunks, sequences, T, self.N, self.slots)
+
+
+def table_launch(device, problem: Problem, cu_seqlens) -> Launch:
+    """What fills the tables, for boundaries of this dtype."""
+    dtypes = cu_seqlens, torch.int32, torch.int32
+    return CHUNK_TABLE.launch(device, problem, dtypes, C=problem.C, BLOCK=64)

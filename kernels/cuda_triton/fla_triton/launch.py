@@ -1,28 +1,58 @@
 """Compiling and launching: the one file that knows Triton's driver and launcher.
 
 ``kernel[grid](...)`` binds, inspects and hashes its arguments on every call, which costs 20 µs. Here a kernel is
-compiled once per specialisation and its binary launched directly. What the compiler specialises on is in the key: the
-dtypes of the arguments, which of them are None, and which pointers are multiples of 16 bytes. Integers are declared
-``tl.int64`` and not specialised, so that no size enters a key.
+compiled once per specialisation and its binary launched with addresses. What the compiler specialises on is fixed in a
+``Launch`` (the device, the dtypes of tensors and which of them are None) or is a bit of the call (whether all addresses
+are multiples of 16 bytes). Integers are declared ``tl.int64`` and not specialised, so that no size enters.
+
+A kernel's parameters are its tensors, then its numbers (a float where not annotated), then its constants.
 """
 
 import functools
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import NamedTuple
 
 import torch
 import triton
+from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
 from fla_triton.config import Config, Problem, preferred
 
-ALIGNMENT = 16  # bytes
+ALIGNMENT = 16  # bytes, of an address that a compiler may rely on
+PIECE = 128  # bytes: what the pieces of a workspace start at multiples of
+INTERPRETED = triton.knobs.runtime.interpret  # kernels run in Triton's interpreter, on the CPU (TRITON_INTERPRET=1)
 
 # Called with (kernel, problem, config, constants, compiled) for every kernel that is made ready.
 on_compile: list[Callable] = []
 compile_only = False  # set where there is no device: kernels are compiled and not run
+apart = INTERPRETED  # kernels get tensors, each allocated by itself, not addresses: set where launches are looked at
 kernels: dict[str, "Kernel"] = {}  # every kernel by name
+_remembered: list = []  # caches of what operators prepare for a plan
+
+
+def remembered(build: Callable) -> Callable:
+    """Decorator: what calls of equal plans share is built once."""
+    cached = functools.lru_cache(maxsize=1024)(build)
+    _remembered.append(cached)
+    return cached
+
+
+def forget() -> None:
+    """Forget all that was built and compiled."""
+    for cached in _remembered:
+        cached.cache_clear()
+    for kernel in kernels.values():
+        kernel.launches.clear()
+
+
+class Queue(NamedTuple):
+    """Where the kernels of a call go."""
+
+    stream: int
+    aligned: bool  # all addresses
 
 
 class Kernel:
@@ -34,112 +64,182 @@ class Kernel:
     def __init__(self, function, candidates: Callable[[Problem], tuple[Config, ...]], splits_values: bool = False):
         self.function, self.candidates, self.name = function, candidates, function.__name__
         self.splits_values = splits_values
-        self._launches: dict[tuple, Launch] = {}
+        self.launches: dict[tuple, Launch] = {}
         kernels[self.name] = self
 
     def blocks(self, problem: Problem, config: Config) -> int:
         """Programs per unit of the grid."""
         return -(-problem.V // config.BV) if self.splits_values else 1
 
-    def launch(self, problem: Problem, config: Config | None = None, **constants) -> "Launch":
-        """The kernel with these constants, the same for all who ask; ``config`` overrides the choice."""
-        key = problem, config, tuple(sorted(constants.items()))
-        if key not in self._launches:
-            self._launches[key] = Launch(self, problem, constants, config)
-        return self._launches[key]
+    def launch(
+        self, device: torch.device, problem: Problem, dtypes: Sequence, config: Config | None = None, **constants
+    ) -> "Launch":
+        """The kernel with these constants, for tensors of ``dtypes`` (None: absent), the same for all who ask;
+        ``config`` overrides the choice."""
+        key = device.index, problem, tuple(dtypes), config, tuple(sorted(constants.items()))
+        if key not in self.launches:
+            self.launches[key] = Launch(self, device, problem, tuple(dtypes), constants, config)
+        return self.launches[key]
 
 
 class Launch:
-    """A kernel with its constants: call it with a grid size and the arguments, in the kernel's order."""
+    """A kernel with all that its binary depends on: call it with a grid size, a queue and the arguments in the kernel's
+    order. Its device is the current one."""
 
-    __slots__ = ("compiled", "config", "constants", "kernel", "pointers", "problem")
+    __slots__ = ("config", "constants", "device", "dtypes", "kernel", "problem", "ready")
 
-    def __init__(self, kernel: Kernel, problem: Problem, constants: Mapping, config: Config | None):
-        self.kernel, self.problem, self.constants, self.config = kernel, problem, dict(constants), config
-        self.compiled: dict[tuple, tuple] = {}  # by device, dtypes and alignment
-        self.pointers: tuple[int, ...] = ()  # positions of the arguments that are tensors or None
+    def __init__(self, kernel, device: torch.device, problem: Problem, dtypes: tuple, constants: Mapping, config):
+        self.kernel, self.device, self.problem, self.dtypes = kernel, device, problem, dtypes
+        self.constants, self.config = dict(constants), config
+        self.ready: list[tuple | None] = [None, None]  # by alignment
 
-    def compile(self, *arguments) -> None:
-        """Make ready for such arguments, without running."""
-        if isinstance(self.kernel.function, JITFunction):
-            self._compiled(driver.active.get_current_device(), arguments)
+    def __call__(self, grid: int, queue: Queue | None, *arguments):
+        if queue is None:
+            return self._interpret(grid, arguments)
+        run, before, blocks, behind = self.ready[queue.aligned] or self.compile(queue.aligned)
+        if grid and not compile_only:
+            run(grid * blocks, 1, 1, queue.stream, *before, *arguments, *behind)
 
-    def __call__(self, grid: int, *arguments):
-        if grid == 0:
-            return
-        if not isinstance(self.kernel.function, JITFunction):  # interpreted
-            config = self.config or self.kernel.candidates(self.problem)[0]
-            grid *= self.kernel.blocks(self.problem, config)
-            self.kernel.function[(grid,)](*arguments, **self._given(config))
-            return
-        device = driver.active.get_current_device()
-        run, function, metadata, blocks, constants = self._compiled(device, arguments)
-        if not compile_only:
-            stream = driver.active.get_current_stream(device)
-            run(grid * blocks, 1, 1, stream, function, metadata, None, None, None, *arguments, *constants)
+    def configured(self, config: Config) -> "Launch":
+        """The same with another configuration."""
+        return self.kernel.launch(self.device, self.problem, self.dtypes, config, **self.constants)
 
-    def _compiled(self, device: int, arguments):
-        """What fits the arguments: the compiler knows their dtypes, which are None, and which start at 16 bytes."""
-        if not self.compiled:
-            self.pointers = tuple(i for i, x in enumerate(arguments) if x is None or isinstance(x, torch.Tensor))
-        addresses, types = 0, []
-        for i in self.pointers:
-            x = arguments[i]
-            if x is None:
-                types.append(None)
-            else:
-                types.append(x.dtype)
-                addresses |= x.data_ptr()
-        key = device, tuple(types), _alignment(arguments) if addresses % ALIGNMENT else None
-        found = self.compiled.get(key)
-        if found is None:
-            found = self.compiled[key] = self._compile(arguments)
-        return found
+    def candidates(self) -> tuple[Config, ...]:
+        return preferred(self.kernel.name, self.problem, device_name(), self.kernel.candidates(self.problem))
 
-    def _given(self, config: Config) -> dict:
-        """Every constant of the kernel."""
-        given = self.constants | config.tiles
-        return given | {"STAGES": config.num_stages} if "STAGES" in self.kernel.function.arg_names else given
-
-    def _compile(self, arguments):
-        """The first configuration that fits the device."""
+    def compile(self, aligned: bool = True) -> tuple:
+        """Make the first configuration ready that fits the device: → what runs it, what that takes before and behind
+        the arguments, and how many programs there are per unit of the grid."""
         function, limit = self.kernel.function, _shared_memory(driver.active.get_current_device())
-        candidates = (self.config,) if self.config else self.candidates()
-        for config in candidates:
+        numbers = [p for p in function.params[len(self.dtypes) :] if not p.is_constexpr]
+        stand_ins = [dtype and _Address(dtype, aligned) for dtype in self.dtypes]
+        stand_ins += [2 if p.annotation_type else 0.5 for p in numbers]
+        for config in (self.config,) if self.config else self.candidates():
             given = self._given(config)
-            compiled = function.warmup(*arguments, grid=(1,), **given, **config.options)
+            compiled = function.warmup(*stand_ins, grid=(1,), **given, **config.options)
             if compiled.metadata.shared <= limit:
                 break
         else:
             raise triton.OutOfResources(compiled.metadata.shared, limit, "shared memory")
         for observe in on_compile:
             observe(self.kernel, self.problem, config, given, compiled)
-        constants = tuple(given[name] for name in function.arg_names[len(arguments) :])
         blocks = self.kernel.blocks(self.problem, config)
-        if compile_only:
-            return None, None, None, blocks, constants
-        return compiled.run, compiled.function, compiled.packed_metadata, blocks, constants
+        constants = tuple(given[name] for name in function.arg_names[len(stand_ins) :])
+        run, before = (None, ()) if compile_only else _runner(compiled)
+        self.ready[aligned] = run, before, blocks, constants
+        return self.ready[aligned]
 
-    def candidates(self) -> tuple[Config, ...]:
-        return preferred(self.kernel.name, self.problem, device_name(), self.kernel.candidates(self.problem))
+    def _given(self, config: Config) -> dict:
+        """Every constant of the kernel."""
+        given = self.constants | config.tiles
+        return given | {"STAGES": config.num_stages} if "STAGES" in self.kernel.function.arg_names else given
+
+    def _interpret(self, grid: int, arguments) -> None:
+        if grid == 0:
+            return
+        config = self.config or self.kernel.candidates(self.problem)[0]
+        self.kernel.function[(grid * self.kernel.blocks(self.problem, config),)](*arguments, **self._given(config))
 
 
-def compile_together(*pending: tuple[Launch, tuple]) -> None:
-    """Compile each (launch, arguments) that is not yet compiled, side by side: most of the work holds no lock."""
-    if interpreted() or compile_only:
-        return
+class _Address:
+    """Stands for a tensor of any size while a kernel is compiled."""
+
+    def __init__(self, dtype: torch.dtype, aligned: bool):
+        self.dtype, self.aligned = dtype, aligned
+
+    def data_ptr(self) -> int:
+        return ALIGNMENT if self.aligned else 1
+
+    def ptr_range(self) -> float:
+        return math.inf
+
+
+def _runner(compiled) -> tuple[Callable, tuple]:
+    """What launches a binary, and what it takes between the stream and the kernel's arguments."""
+    launcher, hooks = compiled.run, (None, None, None)
+    scratch = getattr(launcher, "global_scratch_size", None), getattr(launcher, "profile_scratch_size", None)
+    if hasattr(nvidia, "make_launcher") and isinstance(launcher, nvidia.CudaLauncher) and scratch == (0, 0):
+        # Up to Triton 3.6 a CUDA launcher's own call does nothing then but pass this on.
+        switches = launcher.launch_cooperative_grid, launcher.launch_pdl, None, None
+        return launcher.launch, (compiled.function, *switches, compiled.packed_metadata, *hooks)
+    return launcher, (compiled.function, compiled.packed_metadata, *hooks)
+
+
+def compile_each(work: Sequence[tuple[Launch, bool]], jobs: int) -> Iterator[BaseException | None]:
+    """Compile (launch, aligned) side by side, for most of the work holds no lock: yields what went wrong, or None."""
     device = driver.active.get_current_device()
 
-    def compile_one(one):
-        torch.cuda.set_device(device)  # of this thread
-        one[0].compile(*one[1])
+    def compile_one(launch, aligned):
+        if not compile_only:
+            torch.cuda.set_device(device)  # of this thread
+        launch.compile(aligned)
 
-    with ThreadPoolExecutor(max_workers=len(pending)) as pool:
-        list(pool.map(compile_one, pending))
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(compile_one, *item) for item in work]):
+            yield done.exception()
 
 
-def _alignment(arguments) -> tuple:
-    return tuple(isinstance(x, torch.Tensor) and x.data_ptr() % ALIGNMENT == 0 for x in arguments)
+def compile_together(aligned: bool, launches: Iterable[Launch | None]) -> None:
+    """Compile what is not yet compiled."""
+    pending = [(launch, aligned) for launch in dict.fromkeys(launches) if launch and launch.ready[aligned] is None]
+    if pending and not INTERPRETED:
+        for fault in compile_each(pending, 1 if compile_only else len(pending)):
+            if fault is not None:
+                raise fault
+
+
+# --- what kernels are given ---
+
+
+def address(x: torch.Tensor | None):
+    """A kernel's argument for a tensor."""
+    if x is None or apart:
+        return x
+    return x.data_ptr()
+
+
+def addresses(tensors) -> list:
+    """Likewise for several."""
+    if apart:
+        return list(tensors)
+    return [None if x is None else x.data_ptr() for x in tensors]
+
+
+def queue(device: torch.device, arguments: Sequence) -> Queue | None:
+    """Where a call's kernels go that are given tensors at these addresses; None: into the interpreter."""
+    if INTERPRETED:
+        return None
+    bits = 0
+    for x in arguments:
+        if x is not None:
+            bits |= x.data_ptr() if apart else x
+    return Queue(driver.active.get_current_stream(device.index or 0), bits % ALIGNMENT == 0)
+
+
+class Workspace:
+    """The tensors that live as long as a call, in one allocation: shapes and dtypes of the pieces, None for none."""
+
+    __slots__ = ("device", "offsets", "pieces", "size")
+
+    def __init__(self, device: torch.device, pieces: Sequence[tuple[tuple[int, ...], torch.dtype] | None]):
+        self.device, self.pieces, self.offsets, self.size = device, pieces, [], 0
+        for piece in pieces:
+            self.offsets.append(self.size)
+            if piece is not None:
+                shape, dtype = piece
+                self.size += -(-math.prod(shape) * dtype.itemsize // PIECE) * PIECE
+
+    def allocate(self) -> tuple[object, list]:
+        """What holds the memory, and the arguments of kernels for the pieces."""
+        if apart:
+            tensors = [piece and torch.empty(piece[0], dtype=piece[1], device=self.device) for piece in self.pieces]
+            return tensors, tensors
+        memory = torch.empty(self.size, dtype=torch.uint8, device=self.device)
+        start = memory.data_ptr()
+        return memory, [piece and start + offset for piece, offset in zip(self.pieces, self.offsets)]
+
+
+# --- the device ---
 
 
 @functools.cache
@@ -158,13 +258,8 @@ def device_name() -> str:
     return _name_of(torch.cuda.current_device()) if torch.cuda.is_available() else ""
 
 
-def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on the CPU (TRITON_INTERPRET=1)."""
-    return triton.knobs.runtime.interpret
-
-
 def tensor_float(bits: int) -> str:
     """``input_precision`` of products of fp32 numbers that need ``bits`` (10 or 21): "tf32" and "tf32x3" on NVIDIA."""
-    if interpreted() or driver.active.get_current_target().backend != "cuda":
+    if INTERPRETED or driver.active.get_current_target().backend != "cuda":
         return "ieee"
     return "tf32" if bits <= 10 else "tf32x3"

@@ -1,15 +1,16 @@
 """The gate of KDA by itself, and its sums inside chunks."""
 
-import functools
+from operator import itemgetter
 
 import torch
 
 from fla_triton.backend import TritonBackend
 from fla_triton.config import Problem
-from fla_triton.engine import CHUNK_TABLE, GATE, GATE_BACKWARD, Places, gate_form
-from fla_triton.kda.chunk import gate_gradients
+from fla_triton.engine import GATE, GATE_BACKWARD, Places, gate_form, table_launch
+from fla_triton.launch import Workspace, address, addresses, compile_together, queue, remembered
 
 OPTIONS = frozenset({"A_log", "dt_bias", "lower_bound", "output_dtype"})
+INPUTS = ("g", "A_log", "dt_bias")
 
 
 class Gate(TritonBackend):
@@ -18,11 +19,10 @@ class Gate(TritonBackend):
     handles = OPTIONS
 
     def forward(self, call):
-        launches = gate_launches(call.plan)
-        return (launches.forward(call, None, 1.0),), ()
+        return (gate_pass(call.plan).forward(call, None, 1.0),), ()
 
     def backward(self, call, saved, grads):
-        return gate_launches(call.plan).backward(call, grads["result"], None, 1.0)
+        return gate_pass(call.plan).backward(call, grads["result"], None, 1.0)
 
 
 class GateSums(TritonBackend):
@@ -31,48 +31,97 @@ class GateSums(TritonBackend):
     handles = OPTIONS | {"chunk_size", "scale", "cu_seqlens"}
 
     def forward(self, call):
-        launches = gate_launches(call.plan)
-        return (launches.forward(call, call.cu_seqlens, factor(call)),), ()
+        return (gate_pass(call.plan).forward(call, call.cu_seqlens, factor(call)),), ()
 
     def backward(self, call, saved, grads):
-        return gate_launches(call.plan).backward(call, grads["result"], call.cu_seqlens, factor(call))
+        return gate_pass(call.plan).backward(call, grads["result"], call.cu_seqlens, factor(call))
 
 
 def factor(call) -> float:
     return 1.0 if call.scale is None else float(call.scale)
 
 
-@functools.lru_cache(maxsize=1024)
-def gate_launches(plan) -> "GateLaunches":
-    return GateLaunches(plan.facts)
+@remembered
+def gate_pass(plan) -> "GatePass":
+    return GatePass(plan)
 
 
-class GateLaunches:
-    def __init__(self, facts):
-        options, K = facts.options, facts.dims["K"]
-        self.C = options.get("chunk_size", 64)
+class GatePass:
+    def __init__(self, plan):
+        facts, options = plan.facts, plan.facts.options
+        self.inputs = itemgetter(*(plan.index[name] for name in INPUTS))
+        self.dtypes = {name: x.dtype for name, x in facts.tensors.items()}
+        self.device, self.K, self.C = facts.device, facts.dims["K"], options.get("chunk_size", 64)
         self.lower_bound = float(options["lower_bound"] or 0)
-        self.dtype = options["output_dtype"]
-        constants = dict(
-            K=K, C=self.C, PACKED=facts.packed, GATE=gate_form(True, options["lower_bound"]),
-            SUM=facts.function == "kda_gate_chunk_cumsum",
+        self.dtype, self.gate = options["output_dtype"], gate_form(True, options["lower_bound"])
+        self.packed = facts.packed
+        problem = Problem(self.K, self.K, 32, self.C)
+        self.table = table_launch(self.device, problem, self.dtypes["cu_seqlens"]) if self.packed else None
+        tables, inputs = torch.int32 if self.packed else None, tuple(map(self.dtypes.get, INPUTS))
+        sums = facts.function == "kda_gate_chunk_cumsum"
+        self.forward_gate = GATE.launch(
+            self.device, problem, (*inputs, self.dtype, tables), K=self.K, C=self.C, PACKED=self.packed, GATE=self.gate,
+            SUM=sums,
         )  # fmt: skip
-        problem = Problem(K, K, 32, self.C)
-        self.table = CHUNK_TABLE.launch(problem, C=self.C, BLOCK=64)
-        self.gate = GATE.launch(problem, **constants)
-        self.gate_backward = GATE_BACKWARD.launch(problem, **constants)
+        self.gradients = GateGradients(self, problem, self.dtype, self.lower_bound, sums)
+
+    def tabulated(self, inputs, others, cu_seqlens, T: int, launches):
+        """Where the chunks lie, where kernels go, what holds the tables, and the table of chunks."""
+        shape = inputs[0].shape
+        places = Places(shape[0], T, self.C, None if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+        boundaries = address(cu_seqlens)
+        to = queue(self.device, (*addresses(inputs), *addresses(others), boundaries))
+        if to is not None:
+            compile_together(to.aligned, (self.table, *launches))
+        memory, (chunks, sequences) = Workspace(self.device, places.tables()).allocate()
+        places.tabulate(self.table, to, boundaries, chunks, sequences, T)
+        return places, to, memory, chunks
 
     def forward(self, call, cu_seqlens, scale):
-        B, T, HV, _ = call.g.shape
-        places = Places(self.table, B, T, HV, self.C, cu_seqlens)
-        out = torch.empty(call.g.shape, dtype=self.dtype, device=call.g.device)
-        self.gate(
-            places.slots * HV, call.g, call.A_log, call.dt_bias, out, places.chunks, T, places.NT, HV,
-            self.lower_bound, scale,
-        )  # fmt: skip
+        given = self.inputs(call.values)
+        _, T, HV, _ = given[0].shape
+        places, to, _memory, chunks = self.tabulated(given, (), cu_seqlens, T, (self.forward_gate,))
+        out = torch.empty(given[0].shape, dtype=self.dtype, device=self.device)
+        self.forward_gate(
+            places.slots * HV, to, *addresses(given), address(out), chunks, T, places.NT, HV, self.lower_bound, scale
+        )
         return out
 
     def backward(self, call, d, cu_seqlens, scale):
-        B, T, HV, _ = call.g.shape
-        places = Places(self.table, B, T, HV, self.C, cu_seqlens)
-        return gate_gradients(self.gate_backward, places, call, d, self.lower_bound, scale)
+        given = self.inputs(call.values)
+        T = given[0].shape[1]
+        places, to, _memory, chunks = self.tabulated(given, (d,), cu_seqlens, T, self.gradients.launches)
+        return self.gradients(places, to, *given, chunks, d, T, scale)
+
+
+class GateGradients:
+    """Gradients of g, A_log and dt_bias, given that of the gate or its sums."""
+
+    def __init__(self, of, problem, dtype, lower_bound: float, sums: bool = False):
+        """``of``: the pass whose device, dtypes, K, C, packed and gate these are; ``dtype``: of what is given."""
+        g, A_log, dt_bias = (of.dtypes.get(name) for name in INPUTS)
+        self.device, self.lower_bound = of.device, lower_bound
+        sizes = A_log and torch.float32, dt_bias and torch.float32
+        self.launch = GATE_BACKWARD.launch(
+            of.device, problem, (dtype, g, A_log, dt_bias, g, *sizes, torch.int32 if of.packed else None),
+            K=of.K, C=of.C, PACKED=of.packed, GATE=of.gate, SUM=sums,
+        )  # fmt: skip
+        self.launches = (self.launch,)
+
+    def __call__(self, places, to, g, A_log, dt_bias, chunks, d, T: int, scale: float = 1.0) -> dict:
+        HV, K = g.shape[2:]
+        dg = torch.empty_like(g)
+        dA_log, ddt_bias = (
+            None if x is None else torch.empty((places.slots, HV, *more), dtype=torch.float32, device=self.device)
+            for x, more in ((A_log, ()), (dt_bias, (K,)))
+        )
+        self.launch(
+            places.slots * HV, to, *addresses((d, g, A_log, dt_bias, dg, dA_log, ddt_bias)), chunks, T, places.NT, HV,
+            self.lower_bound, scale,
+        )  # fmt: skip
+        gradients = {"g": dg}
+        if dA_log is not None:
+            gradients["A_log"] = dA_log.sum(0)
+        if ddt_bias is not None:
+            gradients["dt_bias"] = ddt_bias.sum(0).flatten()
+        return gradients

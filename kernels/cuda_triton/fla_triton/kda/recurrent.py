@@ -1,13 +1,14 @@
 """``fused_recurrent_kda``: token by token; gradients come from the chunk form, which is the same function."""
 
-import functools
+from operator import itemgetter
 
 import torch
 
 from fla_triton.backend import TritonBackend
 from fla_triton.config import Problem
 from fla_triton.engine import TOKEN_STEP, gate_form, width
-from fla_triton.kda.chunk import OPTIONS, delta_pass
+from fla_triton.kda.chunk import INPUTS, OPTIONS, backward_pass
+from fla_triton.launch import address, addresses, queue, remembered
 
 
 class Recurrent(TritonBackend):
@@ -23,39 +24,50 @@ class Recurrent(TritonBackend):
         return steps(call.plan)(call), ()
 
     def backward(self, call, saved, grads):
-        return delta_pass(call.plan).backward(call, grads)
+        return backward_pass(call.plan, grads.get("final_state") is not None)(call, grads)
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered
 def steps(plan) -> "Steps":
-    return Steps(plan.facts)
+    return Steps(plan)
 
 
 class Steps:
-    def __init__(self, facts):
-        options = facts.options
-        self.K, self.V = facts.dims["K"], facts.dims["V"]
-        self.scale = self.K**-0.5 if options["scale"] is None else float(options["scale"])
+    def __init__(self, plan):
+        facts, options = plan.facts, plan.facts.options
+        self.inputs = itemgetter(*(plan.index[name] for name in INPUTS))
+        self.device, self.dtype = facts.device, facts.dtype
+        K, V, self.H, self.HV = (facts.dims[letter] for letter in ("K", "V", "H", "HV"))
+        self.scale = K**-0.5 if options["scale"] is None else float(options["scale"])
         self.lower_bound = float(options["lower_bound"] or 0)
-        self.final, self.v_first = options["output_final_state"], options["state_v_first"]
+        self.final, v_first = options["output_final_state"], options["state_v_first"]
+        self.state = (self.HV, V, K) if v_first else (self.HV, K, V)
         beta_max = (2 if options["allow_neg_eigval"] else 1) if options["use_beta_sigmoid_in_kernel"] else 0
+        *inputs, cu_seqlens = (facts.tensors[name].dtype if name in facts.tensors else None for name in INPUTS)
         self.step = TOKEN_STEP.launch(
-            Problem(self.K, self.V, 32), K=self.K, V=self.V, NORM=options["use_qk_l2norm_in_kernel"],
+            facts.device, Problem(K, V, 32),
+            (*inputs, torch.float32 if self.final else None, facts.dtype, cu_seqlens),
+            K=K, V=V, NORM=options["use_qk_l2norm_in_kernel"],
             GATE=gate_form(options["use_gate_in_kernel"], options["lower_bound"]), BETA_MAX=beta_max,
-            BETA_WIDE=len(facts.tensors["beta"].shape) == 4, V_FIRST=self.v_first, WIDTH=width(self.K),
+            BETA_WIDE=len(facts.tensors["beta"].shape) == 4, V_FIRST=v_first, WIDTH=width(K),
         )  # fmt: skip
 
     def __call__(self, call):
-        q, v, cu_seqlens = call.q, call.v, call.cu_seqlens
-        B, T, H, K = q.shape
-        HV, V = v.shape[2:]
-        N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        o = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-        S = None
-        if self.final:
-            S = torch.empty((N, HV, V, K) if self.v_first else (N, HV, K, V), dtype=torch.float32, device=q.device)
+        given = self.inputs(call.values)
+        v, S0, cu_seqlens = given[2], given[7], given[8]
+        N, T, *_ = v.shape
+        programs = N
+        if cu_seqlens is not None:
+            programs = cu_seqlens.shape[0]
+            N = programs - 1
+        o, S = torch.empty_like(v, dtype=self.dtype), None
+        if self.final and S0 is not None:
+            S = torch.empty_like(S0, dtype=torch.float32)
+        elif self.final:
+            S = torch.empty((N, *self.state), dtype=torch.float32, device=self.device)
+        *inputs, boundaries = at = addresses(given)
         self.step(
-            (N if cu_seqlens is None else N + 1) * HV, q, call.k, v, call.g, call.beta, call.A_log, call.dt_bias,
-            call.initial_state, S, o, cu_seqlens, T, H, HV, N, self.scale, self.lower_bound,
+            programs * self.HV, queue(self.device, at), *inputs, address(S), address(o), boundaries, T, self.H, self.HV,
+            N, self.scale, self.lower_bound,
         )  # fmt: skip
         return o, S

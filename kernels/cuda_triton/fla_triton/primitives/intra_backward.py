@@ -134,8 +134,8 @@ def half_pair_gradients(dq, dk, through, dA, dN, q, k, prefix, covered, PRECISIO
     rows_k = rounded(k * rise, PRECISION)
     keys = rounded(k * fall, PRECISION)
     d_q, d_k, d_keys = pair_gradients(dA, dN, rows_q, rows_k, keys, PRECISION)
-    through += rows_q * d_q + rows_k * d_k - keys * d_keys
-    return dq + d_q * rise, dk + d_k * rise + d_keys * fall, through
+    through = tl.fma(-keys, d_keys, tl.fma(rows_k, d_k, tl.fma(rows_q, d_q, through)))
+    return tl.fma(d_q, rise, dq), tl.fma(d_keys, fall, tl.fma(d_k, rise, dk)), through
 
 
 @triton.jit
@@ -151,9 +151,9 @@ def half_pair_gradients_any(dq, dk, through, dA, dN, q, k, g, ROWS: tl.constexpr
         d_q, d_k, d_keys = pair_gradients(
             tl.where(pairs, dA, 0.0), tl.where(pairs, dN, 0.0), rows_q, rows_k, rows_k, PRECISION
         )
-        dq += d_q * e
-        dk += (d_k + d_keys) * e
-        through += rows_q * d_q + rows_k * (d_k - d_keys)
+        dq = tl.fma(d_q, e, dq)
+        dk = tl.fma(d_k + d_keys, e, dk)
+        through = tl.fma(rows_k, d_k - d_keys, tl.fma(rows_q, d_q, through))
     return dq, dk, through
 
 
@@ -166,7 +166,7 @@ def norm_gradient(d, x, rows_d, rows_x, live, along, norm, K: tl.constexpr, BK: 
         at = rows_d[:, None] + channels[None, :]
         unit = tl.load(x + rows_x[:, None] + channels[None, :], mask=mask, other=0.0).to(tl.float32) * norm[:, None]
         gradient = tl.load(d + at, mask=mask, other=0.0).to(tl.float32)
-        tl.store(d + at, (gradient - unit * along[:, None]) * norm[:, None], mask=mask)
+        tl.store(d + at, tl.fma(-unit, along[:, None], gradient) * norm[:, None], mask=mask)
 
 
 @triton.jit
@@ -280,13 +280,13 @@ def decay_gradients(
             keys = rounded(other, PRECISION)
             d_q = product(dA_across, keys, PRECISION)
             d_k = product(dN_across, keys, PRECISION)
-            through = rows_q * d_q + rows_k * d_k
+            through = tl.fma(rows_k, d_k, rows_q * d_q)
             rise0 = rise * total0
             dq_tile = tl.load(dreads + at1, mask=mask1, other=0.0).to(tl.float32) * rise0
             dk_tile = tl.load(dread_keys + at1, mask=mask1, other=0.0).to(tl.float32) * rise0
-            through += dq_tile * q_tile + dk_tile * k_tile
-            dq_tile += d_q * rise
-            dk_tile += d_k * rise
+            through = tl.fma(dk_tile, k_tile, tl.fma(dq_tile, q_tile, through))
+            dq_tile = tl.fma(d_q, rise, dq_tile)
+            dk_tile = tl.fma(d_k, rise, dk_tile)
             ahead = tl.load(dwrite_keys + at1, mask=mask1, other=0.0).to(tl.float32) * decay(behind1)
             dk_tile += ahead
             ahead *= k_tile
@@ -300,7 +300,7 @@ def decay_gradients(
             through = tl.load(dreads + at1, mask=mask1, other=0.0).to(tl.float32) * other
             other = tile(k, row_k1, channels, mask1, norm_k1) * rise
             d_keys += product(tl.trans(dN_across), other, PRECISION)
-            through += tl.load(dread_keys + at1, mask=mask1, other=0.0).to(tl.float32) * other
+            through = tl.fma(tl.load(dread_keys + at1, mask=mask1, other=0.0).to(tl.float32), other, through)
             dg_tile += column_sums(through * total0, HALF, SUM_PARTS)
             q_tile = tile(q, row_k0, channels, mask0, norm_q0 * scale)
             k_tile = tile(k, row_k0, channels, mask0, norm_k0)
@@ -308,7 +308,7 @@ def decay_gradients(
             dq_tile = tl.load(dreads + at0, mask=mask0, other=0.0).to(tl.float32) * rise
             dk_tile = tl.load(dread_keys + at0, mask=mask0, other=0.0).to(tl.float32) * rise
             # No pair spans the first gate of the chunk: what the rows read from the state is summed apart.
-            through = dq_tile * q_tile + dk_tile * k_tile
+            through = tl.fma(dk_tile, k_tile, dq_tile * q_tile)
             dg_tile += masked_sums(tl.where(r[:, None] <= r[None, :], 1.0, 0.0), through, SUM_PARTS)
             through = tl.zeros((HALF, BK), tl.float32)
             ahead = tl.load(dwrite_keys + at0, mask=mask0, other=0.0).to(tl.float32) * total1
@@ -334,8 +334,8 @@ def decay_gradients(
             )
         spanning = (r[:, None] <= r[None, :]) & ((r > 0) | SECOND)[:, None]
         dg_tile += masked_sums(tl.where(spanning, 1.0, 0.0), through, SUM_PARTS)
-        dq_tile += diagonal[:, None] * k_tile
-        dk_tile += diagonal[:, None] * q_tile
+        dq_tile = tl.fma(diagonal[:, None], k_tile, dq_tile)
+        dk_tile = tl.fma(diagonal[:, None], q_tile, dk_tile)
         if FRESH and not SECOND:
             dg_tile = tl.where(opens, 0.0, dg_tile)
         dq_tile *= scale

@@ -82,7 +82,7 @@ def token_step(
             step = step_size(tl.load(beta + row, mask=within, other=0.0), BETA_MAX)
         state *= decay(tl.reshape(g_t, (WIDTH, 1)))
         u = step * (v_t - tl.sum(state * k_t[:, None], 0))
-        state += k_t[:, None] * u[None, :]
+        state = tl.fma(k_t[:, None], u[None, :], state)
         o_t = tl.sum(state * q_t[:, None], 0) * scale
         tl.store(o + row * V + lane_v, tl.where(within, o_t, 0.0), mask=valid_v)
     if final_state is not None:
@@ -125,7 +125,7 @@ def state_gradient(
         g_t = gate_tile(at[None, :], A_log, dt_bias, head, lane_k, valid_k[None, :], valid_k, lower_bound, K, GATE)
         d_t = tl.load(do + row * V + lane_v, mask=valid_v, other=0.0).to(tl.float32)
         step = step_size(tl.load(beta + row), BETA_MAX)
-        state += q_t[:, None] * d_t[None, :]
-        state -= k_t[:, None] * (step * tl.sum(state * k_t[:, None], 0))[None, :]
+        state = tl.fma(q_t[:, None], d_t[None, :], state)
+        state = tl.fma(-k_t[:, None], (step * tl.sum(state * k_t[:, None], 0))[None, :], state)
         state *= decay(tl.reshape(g_t, (WIDTH, 1)))
     tl.store(dinitial_state + state_at, state, mask=state_mask)
