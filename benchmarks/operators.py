@@ -167,7 +167,7 @@ def measure(row: Row, library_names: list[str], spent, device: str = "cuda") -> 
         if row.direction == DECODE:
             _decode(calls, records)
         else:
-            _whole(calls, records)
+            _whole(calls, records, row.training)
     del calls, sets
     torch.cuda.empty_cache()
     for library in library_names:
@@ -185,7 +185,7 @@ def cotangent_of(row: Row, inputs) -> torch.Tensor:
     return torch.randn(inputs["g"].shape, device=inputs["g"].device)
 
 
-def _whole(calls, records) -> None:
+def _whole(calls, records, training: bool) -> None:
     """GPU time in turns, then what the host spends and what is allocated."""
     passes = {library: [] for library in calls}
     for _ in range(PASSES):
@@ -202,6 +202,9 @@ def _whole(calls, records) -> None:
                 "host_us": gpu.host_microseconds(calls[library][0]),
                 "peak_bytes": gpu.peak_bytes(calls[library][0]),
             }  # fmt: skip
+            if training:
+                with torch.autograd.set_multithreading_enabled(False):
+                    records[library]["host_one_thread_us"] = gpu.host_microseconds(calls[library][0])
 
 
 def _decode(calls, records) -> None:

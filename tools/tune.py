@@ -204,7 +204,7 @@ def wrong(key: tuple, config, subjects: Iterable[Subject]) -> str | None:
 
 def _again(one: Recorded, config) -> Callable:
     launch = one.launch.configured(config)
-    return lambda: launch(one.grid, one.queue, *one.arguments)
+    return lambda: launch(one.grid, one.stream, *one.arguments)
 
 
 def subjects(options) -> tuple[list[Subject], list[Subject]]:

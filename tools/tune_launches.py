@@ -18,7 +18,7 @@ from unittest import mock
 class Recorded(NamedTuple):
     launch: object  # fla_triton.launch.Launch
     grid: int
-    queue: object
+    stream: int
     arguments: tuple
 
     @property
@@ -37,9 +37,9 @@ def recorded() -> Iterator[list[Recorded]]:
 
     found, call = [], module.Launch.__call__
 
-    def record(launch, grid, queue, *arguments):
-        found.append(Recorded(launch, grid, queue, arguments))
-        return call(launch, grid, queue, *arguments)
+    def record(launch, grid, stream, *arguments):
+        found.append(Recorded(launch, grid, stream, arguments))
+        return call(launch, grid, stream, *arguments)
 
     with mock.patch.object(module.Launch, "__call__", record), mock.patch.object(module, "apart", True):
         yield found
@@ -55,11 +55,11 @@ def forced(kernel: str, config, problem=None) -> Iterator[list]:
 
     done, call = [], Launch.__call__
 
-    def run(launch, grid, queue, *arguments):
+    def run(launch, grid, stream, *arguments):
         if launch.kernel.name != kernel or problem not in (None, launch.problem) or launch.config is not None:
-            return call(launch, grid, queue, *arguments)
+            return call(launch, grid, stream, *arguments)
         done.append(launch)
-        return call(launch.configured(config), grid, queue, *arguments)
+        return call(launch.configured(config), grid, stream, *arguments)
 
     with mock.patch.object(Launch, "__call__", run):
         yield done
@@ -93,10 +93,9 @@ def compile_ahead(launches: Iterable[Recorded], configs: Mapping[tuple, Iterable
     """
     from fla_triton.launch import compile_each
 
-    unique = dict.fromkeys((one.launch, one.queue.aligned) for one in launches)
     work = [
-        (launch.configured(config), aligned)
-        for launch, aligned in unique
+        launch.configured(config)
+        for launch in dict.fromkeys(one.launch for one in launches)
         for config in configs.get((launch.kernel.name, launch.problem), ())
     ]
     tell = progress(len(work), "compile")

@@ -39,16 +39,16 @@ class Launch:
     def __init__(self, kernel, problem, config=None):
         self.kernel, self.problem, self.config = kernel, problem, config
 
-    def __call__(self, grid, queue, *arguments):
+    def __call__(self, grid, stream, *arguments):
         self.kernel.calls.append((self.config or self.kernel.list[0], *arguments))
 
     def configured(self, config):
         return Launch(self.kernel, self.problem, config)
 
 
-def compile_each(work, jobs):
+def compile_each(launches, jobs):
     """As if some did not compile."""
-    for launch, _ in work:
+    for launch in launches:
         yield RuntimeError("out of shared memory") if launch.config == BROKEN else None
 
 
@@ -65,7 +65,7 @@ def tree(monkeypatch, tmp_path):
 
 
 SLOW, FAST, WRONG, BROKEN = (Config(BK=size) for size in (16, 32, 64, 128))
-QUEUE = types.SimpleNamespace(aligned=True)
+STREAM = 7
 TIMES = {SLOW: 4.0, FAST: 1.0, WRONG: 0.5, BROKEN: 0.1}
 
 
@@ -78,7 +78,7 @@ def call():
 
     def run():
         for launch in launches:
-            launch(1, QUEUE, "tokens")
+            launch(1, STREAM, "tokens")
         used = prepare.calls[-1][0]
         if used == BROKEN:
             raise RuntimeError("out of shared memory")
@@ -162,12 +162,12 @@ def test_one_kernel_is_configured_otherwise_and_the_rest_is_left():
     one, other = Kernel("one", SLOW), Kernel("other", SLOW)
     launch, rest = one.launch("K128"), other.launch("K128")
     with forced("one", FAST) as done:
-        launch(1, QUEUE), rest(1, QUEUE)
-    launch(1, QUEUE)
+        launch(1, STREAM), rest(1, STREAM)
+    launch(1, STREAM)
     assert [config for config, *_ in one.calls] == [FAST, SLOW] and [c for c, *_ in other.calls] == [SLOW]
     assert done == [launch]
     with forced("one", FAST, "K64") as done:
-        launch(1, QUEUE)
+        launch(1, STREAM)
     assert not done
 
 
@@ -175,7 +175,7 @@ def test_pickable_is_what_the_heuristic_and_the_files_name(tree, tmp_path):
     (tmp_path / "gpu.json").write_text(json.dumps({"kernels": {"k": {"K128": {"BK": 64, "num_warps": 8}, "K64": {}}}}))
     kernel = Kernel("k", SLOW, FAST)
     with recorded() as found:
-        kernel.launch("K128")(1, QUEUE)
+        kernel.launch("K128")(1, STREAM)
     assert pickable(found) == [("k", SLOW), ("k", FAST), ("k", Config(BK=64, num_warps=8))]
 
 

@@ -86,7 +86,7 @@ def repeated_calls_agree(trial, variant, dtype, gradients):
         same(trial.run(arguments, gradients=gradients), found)
 
 
-@hazard("C038", "C040", "C042", variant=variants, layout=("strided", "pitched", "transposed"), gradients=BOTH)
+@hazard("C038", "C040", "C042", variant=variants, layout=("strided", "pitched", "transposed", "odd"), gradients=BOTH)
 def memory_layout_is_invisible(trial, variant, layout, gradients):
     """C038, C040, C042: slices of fused projections, transposes and steps, of inputs, states and upstream gradients."""
     arguments = trial.arguments(variant, **trial.sized({"T": 130, "H": 3, "HV": 12}, brief={"H": 2, "HV": 4}), **STATES)

@@ -113,14 +113,14 @@ def _switches(calls) -> set[str]:
 _noted: set[str] = set()
 
 
-def _note(self, aligned=True):
+def _note(self):
     """In place of ``Launch.compile``: writes down the types of the tensors and the switches."""
     for name, dtype in zip(self.kernel.function.arg_names, self.dtypes):
         _noted.add(f"{self.kernel.name}: {name} is {str(dtype).removeprefix('torch.')}")
     for name, value in without(self.constants, SIZES).items():
         _noted.add(f"{self.kernel.name}: {name} = {value}")
-    self.ready[aligned] = None, (), 1, ()
-    return self.ready[aligned]
+    self.ready = None, (), 1, ()
+    return self.ready
 
 
 def without(constants: dict, names) -> dict:

@@ -28,7 +28,6 @@ class Row:
     packed: bool = False
     backward: bool = True
     wide: tuple[str, ...] = ()  # tensors that are fp32 whatever the dtype
-    offset: bool = False  # no tensor starts at a multiple of 16 bytes
     sample: bool = False  # what a newer compiler is tried on, as time is short: every kernel is in some such row
 
     def __str__(self):
@@ -36,7 +35,7 @@ class Row:
         words += [f"{name}={value}" if value is not True else name for name, value in self.given.items()]
         words += [f"H{self.heads[0]}of{self.heads[1]}"] if self.heads != (32, 32) else []
         words += [f"{name}:fp32" for name in self.wide]
-        return " ".join([*words, *(name for name in ("packed", "offset") if getattr(self, name))])
+        return " ".join([*words, *["packed"] * self.packed])
 
     def arguments(self) -> dict[str, object]:
         subject = next(s for s in cases.SUBJECTS.values() if operator_of(self.operator) in s.operators())
@@ -44,8 +43,7 @@ class Row:
         sizes = {"B": 1 if self.packed else 2, "T": 100, "H": H, "HV": HV, "K": self.K, "V": self.V}
         given, offsets = {"dtype": self.dtype, **self.given}, PACKED if self.packed else None
         built = build(subject, operator_of(self.operator), sizes, given, offsets)
-        built |= {name: built[name].float() for name in self.wide}
-        return {name: _offset(x) if self.offset and isinstance(x, torch.Tensor) else x for name, x in built.items()}
+        return built | {name: built[name].float() for name in self.wide}
 
 
     def call(self):
@@ -62,12 +60,6 @@ def prepared(operator, given: dict, backward: bool):
         return operator.prepare(values, backend="triton")
 
 
-def _offset(x: torch.Tensor) -> torch.Tensor:
-    """The same, one element behind where an allocation starts."""
-    longer = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
-    return longer.copy_(x)
-
-
 STATES = {"initial_state": True, "output_final_state": True}
 NORMED = {"use_qk_l2norm_in_kernel": True}
 RAW = {"use_gate_in_kernel": True, "A_log": True, "dt_bias": True}
@@ -79,7 +71,7 @@ ROWS = (
     Row("chunk_kda", "bf16", 128, 128, LAYER, wide=("A_log",), sample=True),
     Row("chunk_kda", "bf16", 128, 128, {**NORMED, **STATES}, packed=True, wide=("g",)),
     Row("chunk_kda", "bf16", 256, 256, {**BOUNDED, **STATES, "state_v_first": True}, heads=(16, 32)),
-    Row("chunk_kda", "bf16", 100, 60, {"chunk_size": 32, **REFLECTING}, offset=True),
+    Row("chunk_kda", "bf16", 100, 60, {"chunk_size": 32, **REFLECTING}),
     Row("chunk_kda", "bf16", 64, 64, {"return_intermediate_states": True, **STATES}, backward=False),
     Row("chunk_kda", "fp16", 128, 64, {**NORMED, **REFLECTING, "chunk_size": 32, **STATES}, packed=True),
     Row("chunk_kda", "bf16", 64, 64, {"safe_gate": True, **STATES}, heads=(2, 2), sample=True),

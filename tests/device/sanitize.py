@@ -35,9 +35,11 @@ def calls(dtype: str):
 
 
 def main() -> int:
+    from fla_triton import engine
     from fla_triton.launch import kernels
 
     seen = set()
+    engine.SEGMENT = 64  # so that dense sequences are split
     for dtype in sys.argv[1:] or ("bf16", "fp32"):
         for t, arguments, gradients in calls(dtype):
             with recorded() as launches:

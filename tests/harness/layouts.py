@@ -41,4 +41,11 @@ def prefix(x: torch.Tensor) -> torch.Tensor:
     return buffer[: x.numel()].view(x.shape)
 
 
-LAYOUTS = {"strided": strided, "pitched": pitched, "transposed": transposed, "prefix": prefix}
+def odd(x: torch.Tensor) -> torch.Tensor:
+    """Contiguous, one element behind the head of a larger buffer: at a multiple of no 16 bytes."""
+    buffer = _nan((x.numel() + SPARE,), x)
+    buffer[1 : 1 + x.numel()] = x.flatten()
+    return buffer[1 : 1 + x.numel()].view(x.shape)
+
+
+LAYOUTS = {"strided": strided, "pitched": pitched, "transposed": transposed, "prefix": prefix, "odd": odd}

@@ -16,6 +16,7 @@ FP32, BF16 = torch.float32, torch.bfloat16
 @pytest.fixture
 def kernel(monkeypatch):
     monkeypatch.setattr(launch, "kernels", {})
+    monkeypatch.setattr(launch, "INTERPRETED", False)
     return launch.Kernel(SimpleNamespace(__name__="probe"), lambda problem: (Config(),))
 
 
@@ -40,31 +41,32 @@ def test_other_tensors_have_another_launch(kernel, device, dtypes):
     assert kernel.launch(device, PROBLEM, dtypes) is not found
 
 
-def test_tensors_that_start_anywhere_have_another_binary(kernel, monkeypatch):
-    """Which is a bit of the call; one that starts elsewhere is enough, and an absent one is not."""
+def test_a_launch_compiles_once_and_passes_addresses(kernel, monkeypatch):
     compiled, ran = [], []
 
-    def compile(self, aligned):
-        compiled.append(aligned)
-        self.ready[aligned] = (lambda *given: ran.append((aligned, *given))), ("function",), 2, ("constant",)
-        return self.ready[aligned]
+    def compile(self):
+        compiled.append(self)
+        self.ready = (lambda *given: ran.append(given)), ("function",), 2, ("constant",)
+        return self.ready
 
     monkeypatch.setattr(launch.Launch, "compile", compile)
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda device: 70 + device))
-    monkeypatch.setattr(launch, "driver", driver)
     found = kernel.launch(SECOND, PROBLEM, (FP32, None, FP32))
-    for addresses in ((64, None, 128), (64, None, 132), (32, None, 16), (68, None, 136)):
-        found(3, launch.queue(SECOND, addresses), *addresses, 5)
-    assert compiled == [True, False]
-    assert ran[0] == (True, 6, 1, 1, 71, "function", 64, None, 128, 5, "constant")
-    assert [aligned for aligned, *_ in ran] == [True, False, True, False]
+    for grid in (3, 4, 0):
+        found(grid, 71, 64, None, 128, 5)
+    assert compiled == [found]
+    assert ran == [(2 * grid, 1, 1, 71, "function", 64, None, 128, 5, "constant") for grid in (3, 4)]
 
 
-def test_no_program_no_launch(kernel, monkeypatch):
-    found = kernel.launch(FIRST, PROBLEM, ())
-    found.ready[True] = pytest.fail, (), 1, ()
-    found(0, launch.Queue(0, True))
+def test_tensors_that_start_anywhere_are_copied(monkeypatch):
+    """The compiler relies on multiples of 16 bytes."""
+    monkeypatch.setattr(launch, "apart", False)
+    aligned, odd = torch.arange(8.0), torch.arange(9.0)[1:]
+    tensors, found = launch.received((aligned, None, odd))
+    assert tensors[0] is aligned and tensors[2] is not odd and torch.equal(tensors[2], odd)
+    assert found == [aligned.data_ptr(), None, tensors[2].data_ptr()]
+    assert all(x % launch.ALIGNMENT == 0 for x in (found[0], found[2]))
+    tensors, found = launch.received((aligned, None))
+    assert tensors[0] is aligned and found == [aligned.data_ptr(), None]
 
 
 def test_pieces_of_a_workspace_lie_apart(monkeypatch):

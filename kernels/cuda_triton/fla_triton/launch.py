@@ -1,18 +1,18 @@
 """Compiling and launching: the one file that knows Triton's driver and launcher.
 
 ``kernel[grid](...)`` binds, inspects and hashes its arguments on every call, which costs 20 µs. Here a kernel is
-compiled once per specialisation and its binary launched with addresses. What the compiler specialises on is fixed in a
-``Launch`` (the device, the dtypes of tensors and which of them are None) or is a bit of the call (whether all addresses
-are multiples of 16 bytes). Integers are declared ``tl.int64`` and not specialised, so that no size enters.
+compiled once per specialisation and its binary launched with addresses. All that the compiler specialises on is fixed
+in a ``Launch``: the device, the dtypes of tensors and which of them are None. Tensors start at multiples of 16 bytes
+(those that do not are copied), and integers are declared ``tl.int64`` and not specialised, so that no size enters.
 
 A kernel's parameters are its tensors, then its numbers (a float where not annotated), then its constants.
 """
 
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import NamedTuple
 
 import torch
 import triton
@@ -21,7 +21,7 @@ from triton.runtime import driver
 
 from fla_triton.config import Config, Problem, preferred
 
-ALIGNMENT = 16  # bytes, of an address that a compiler may rely on
+ALIGNMENT = 16  # bytes, of addresses: the compiler relies on it
 PIECE = 128  # bytes: what the pieces of a workspace start at multiples of
 INTERPRETED = triton.knobs.runtime.interpret  # kernels run in Triton's interpreter, on the CPU (TRITON_INTERPRET=1)
 
@@ -30,6 +30,7 @@ on_compile: list[Callable] = []
 compile_only = False  # set where there is no device: kernels are compiled and not run
 apart = INTERPRETED  # kernels get tensors, each allocated by itself, not addresses: set where launches are looked at
 kernels: dict[str, "Kernel"] = {}  # every kernel by name
+_loading = threading.Lock()  # launchers are modules of one name: two loaded at once were seen to change places
 _remembered: list = []  # caches of what operators prepare for a plan
 
 
@@ -46,13 +47,6 @@ def forget() -> None:
         cached.cache_clear()
     for kernel in kernels.values():
         kernel.launches.clear()
-
-
-class Queue(NamedTuple):
-    """Where the kernels of a call go."""
-
-    stream: int
-    aligned: bool  # all addresses
 
 
 class Kernel:
@@ -83,22 +77,22 @@ class Kernel:
 
 
 class Launch:
-    """A kernel with all that its binary depends on: call it with a grid size, a queue and the arguments in the kernel's
-    order. Its device is the current one."""
+    """A kernel with all that its binary depends on: call it with a grid size, a stream and the arguments in the
+    kernel's order. Its device is the current one."""
 
     __slots__ = ("config", "constants", "device", "dtypes", "kernel", "problem", "ready")
 
     def __init__(self, kernel, device: torch.device, problem: Problem, dtypes: tuple, constants: Mapping, config):
         self.kernel, self.device, self.problem, self.dtypes = kernel, device, problem, dtypes
         self.constants, self.config = dict(constants), config
-        self.ready: list[tuple | None] = [None, None]  # by alignment
+        self.ready: tuple | None = None
 
-    def __call__(self, grid: int, queue: Queue | None, *arguments):
-        if queue is None:
+    def __call__(self, grid: int, stream: int, *arguments):
+        if INTERPRETED:
             return self._interpret(grid, arguments)
-        run, before, blocks, behind = self.ready[queue.aligned] or self.compile(queue.aligned)
+        run, before, blocks, behind = self.ready or self.compile()
         if grid and not compile_only:
-            run(grid * blocks, 1, 1, queue.stream, *before, *arguments, *behind)
+            run(grid * blocks, 1, 1, stream, *before, *arguments, *behind)
 
     def configured(self, config: Config) -> "Launch":
         """The same with another configuration."""
@@ -107,12 +101,12 @@ class Launch:
     def candidates(self) -> tuple[Config, ...]:
         return preferred(self.kernel.name, self.problem, device_name(), self.kernel.candidates(self.problem))
 
-    def compile(self, aligned: bool = True) -> tuple:
+    def compile(self) -> tuple:
         """Make the first configuration ready that fits the device: → what runs it, what that takes before and behind
         the arguments, and how many programs there are per unit of the grid."""
         function, limit = self.kernel.function, _shared_memory(driver.active.get_current_device())
         numbers = [p for p in function.params[len(self.dtypes) :] if not p.is_constexpr]
-        stand_ins = [dtype and _Address(dtype, aligned) for dtype in self.dtypes]
+        stand_ins = [dtype and _Address(dtype) for dtype in self.dtypes]
         stand_ins += [2 if p.annotation_type else 0.5 for p in numbers]
         for config in (self.config,) if self.config else self.candidates():
             given = self._given(config)
@@ -126,8 +120,8 @@ class Launch:
         blocks = self.kernel.blocks(self.problem, config)
         constants = tuple(given[name] for name in function.arg_names[len(stand_ins) :])
         run, before = (None, ()) if compile_only else _runner(compiled)
-        self.ready[aligned] = run, before, blocks, constants
-        return self.ready[aligned]
+        self.ready = run, before, blocks, constants
+        return self.ready
 
     def _given(self, config: Config) -> dict:
         """Every constant of the kernel."""
@@ -144,11 +138,11 @@ class Launch:
 class _Address:
     """Stands for a tensor of any size while a kernel is compiled."""
 
-    def __init__(self, dtype: torch.dtype, aligned: bool):
-        self.dtype, self.aligned = dtype, aligned
+    def __init__(self, dtype: torch.dtype):
+        self.dtype = dtype
 
     def data_ptr(self) -> int:
-        return ALIGNMENT if self.aligned else 1
+        return ALIGNMENT
 
     def ptr_range(self) -> float:
         return math.inf
@@ -156,7 +150,8 @@ class _Address:
 
 def _runner(compiled) -> tuple[Callable, tuple]:
     """What launches a binary, and what it takes between the stream and the kernel's arguments."""
-    launcher, hooks = compiled.run, (None, None, None)
+    with _loading:
+        launcher, hooks = compiled.run, (None, None, None)
     scratch = getattr(launcher, "global_scratch_size", None), getattr(launcher, "profile_scratch_size", None)
     if hasattr(nvidia, "make_launcher") and isinstance(launcher, nvidia.CudaLauncher) and scratch == (0, 0):
         # Up to Triton 3.6 a CUDA launcher's own call does nothing then but pass this on.
@@ -165,23 +160,23 @@ def _runner(compiled) -> tuple[Callable, tuple]:
     return launcher, (compiled.function, compiled.packed_metadata, *hooks)
 
 
-def compile_each(work: Sequence[tuple[Launch, bool]], jobs: int) -> Iterator[BaseException | None]:
-    """Compile (launch, aligned) side by side, for most of the work holds no lock: yields what went wrong, or None."""
+def compile_each(launches: Sequence[Launch], jobs: int) -> Iterator[BaseException | None]:
+    """Compile side by side, for most of the work holds no lock: yields what went wrong with one, or None."""
     device = driver.active.get_current_device()
 
-    def compile_one(launch, aligned):
+    def compile_one(launch):
         if not compile_only:
             torch.cuda.set_device(device)  # of this thread
-        launch.compile(aligned)
+        launch.compile()
 
     with ThreadPoolExecutor(jobs) as pool:
-        for done in as_completed([pool.submit(compile_one, *item) for item in work]):
+        for done in as_completed([pool.submit(compile_one, launch) for launch in launches]):
             yield done.exception()
 
 
-def compile_together(aligned: bool, launches: Iterable[Launch | None]) -> None:
+def compile_together(launches: Iterable[Launch | None]) -> None:
     """Compile what is not yet compiled."""
-    pending = [(launch, aligned) for launch in dict.fromkeys(launches) if launch and launch.ready[aligned] is None]
+    pending = [launch for launch in dict.fromkeys(launches) if launch and launch.ready is None]
     if pending and not INTERPRETED:
         for fault in compile_each(pending, 1 if compile_only else len(pending)):
             if fault is not None:
@@ -192,28 +187,31 @@ def compile_together(aligned: bool, launches: Iterable[Launch | None]) -> None:
 
 
 def address(x: torch.Tensor | None):
-    """A kernel's argument for a tensor."""
-    if x is None or apart:
-        return x
-    return x.data_ptr()
+    """A kernel's argument for a tensor of our own."""
+    return x if x is None or apart else x.data_ptr()
 
 
 def addresses(tensors) -> list:
     """Likewise for several."""
-    if apart:
-        return list(tensors)
-    return [None if x is None else x.data_ptr() for x in tensors]
+    return list(tensors) if apart else [None if x is None else x.data_ptr() for x in tensors]
 
 
-def queue(device: torch.device, arguments: Sequence) -> Queue | None:
-    """Where a call's kernels go that are given tensors at these addresses; None: into the interpreter."""
-    if INTERPRETED:
-        return None
+def received(tensors: Sequence) -> tuple[Sequence, list]:
+    """A caller's tensors, those copied that start at an odd address, and the arguments of kernels for them."""
+    found = [None if x is None else x.data_ptr() for x in tensors]
     bits = 0
-    for x in arguments:
+    for x in found:
         if x is not None:
-            bits |= x.data_ptr() if apart else x
-    return Queue(driver.active.get_current_stream(device.index or 0), bits % ALIGNMENT == 0)
+            bits |= x
+    if bits % ALIGNMENT:
+        tensors = tuple(x if x is None or x.data_ptr() % ALIGNMENT == 0 else x.clone() for x in tensors)
+        return tensors, addresses(tensors)
+    return tensors, list(tensors) if apart else found
+
+
+def current_stream(device: torch.device) -> int:
+    """Where the kernels of a call go."""
+    return 0 if INTERPRETED else driver.active.get_current_stream(device.index or 0)
 
 
 class Workspace:

@@ -27,7 +27,7 @@ from fla_triton.engine import (
     width,
 )
 from fla_triton.kda.gate import GateGradients
-from fla_triton.launch import Workspace, addresses, compile_together, queue, remembered
+from fla_triton.launch import Workspace, addresses, compile_together, current_stream, received, remembered
 
 OPTIONS = frozenset({
     "scale", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "use_gate_in_kernel",
@@ -107,7 +107,7 @@ class Pass:
         self.tables = INT32 if self.packed else None
         self.few = not self.packed and may_split(self.HV)
         self.sizes: dict[tuple, Size] = {}
-        self.begun = [False, False]
+        self.begun = False
         self.table = table_launch(self.device, self.problem, self.dtypes["cu_seqlens"]) if self.packed else None
         inputs = tuple(self.dtypes[name] for name in ("q", "k", "g", "beta", "A_log", "dt_bias"))
         dtype = self.arithmetic.dtype
@@ -178,11 +178,11 @@ class Pass:
 
     # --- stages ---
 
-    def begin(self, aligned: bool, launches) -> None:
+    def begin(self, launches) -> None:
         """Compile side by side what the first call needs, and what longer ones will."""
-        self.begun[aligned] = True
+        self.begun = True
         segments = (self.scan_ends, self.scan_maps, self.merge) if self.few else ()
-        compile_together(aligned, (self.table, self.prepare, self.prepare_any, *segments, *launches))
+        compile_together((self.table, self.prepare, self.prepare_any, *segments, *launches))
 
     def prepare_chunks(self, places, to, inputs, room, T) -> None:
         """Everything that a chunk is by itself."""
@@ -222,15 +222,14 @@ class Forward(Pass):
         self.scans = tuple(self.scan(S0=S0, **results) for S0 in (self.dtypes["initial_state"], FP32))
 
     def __call__(self, call) -> tuple:
-        given = self.inputs(call.values)
+        given, inputs = received(self.inputs(call.values))
         v, HV = given[2], self.HV
         B, T, *_ = v.shape
         size = self.size(B, T, given[-1])
         places = size.places
-        inputs = addresses(given)
-        to = queue(self.device, inputs)
-        if to is not None and not self.begun[to.aligned]:
-            self.begin(to.aligned, self.scans[: 1 + self.few])
+        to = current_stream(self.device)
+        if not self.begun:
+            self.begin(self.scans[: 1 + self.few])
         o = torch.empty_like(v, dtype=self.dtypes["q"])
         S = h = None
         if self.final:
@@ -315,16 +314,14 @@ class Backward(Pass):
         )  # fmt: skip
 
     def __call__(self, call, grads) -> dict:
-        given = self.inputs(call.values)
-        do, dS = grads["o"], grads.get("final_state")
-        q, k, v, g, beta, _, _, S, _ = given
+        given, inputs = received(self.inputs(call.values))
+        _upstream, ends = received((grads["o"], grads.get("final_state")))
+        q, k, v, g, beta, A_log, dt_bias, S, cu_seqlens = given
         B, T, *_ = v.shape
-        size = self.size(B, T, given[-1])
-        inputs = addresses(given)
-        ends = addresses((do, dS))
-        to = queue(self.device, (*inputs, *ends))
-        if to is not None and not self.begun[to.aligned]:
-            self.begin(to.aligned, self.launches())
+        size = self.size(B, T, cu_seqlens)
+        to = current_stream(self.device)
+        if not self.begun:
+            self.begin(self.launches())
         _memory, room = size.workspace.allocate()
         self.prepare_chunks(size.places, to, inputs, room, T)
         dv, dbeta = torch.empty_like(v), torch.empty_like(beta)
@@ -339,7 +336,7 @@ class Backward(Pass):
             self.sum_heads(grid, to, *addresses((*each, dq, dk)), B * T, self.H, self.HV)
         gradients = {"q": dq, "k": dk, "v": dv, "g": dg, "beta": dbeta}
         if self.computed:
-            gradients |= self.gate_gradients(size.places, to, g, given[5], given[6], room[8], dg, T)
+            gradients |= self.gate_gradients(size.places, to, g, A_log, dt_bias, room[8], dg, T)
         if S is not None:
             dS0 = torch.empty_like(S, dtype=FP32)
             q, k, _, g, beta, A_log, dt_bias, _, cu_seqlens = inputs

@@ -7,7 +7,7 @@ import torch
 from fla_triton.backend import TritonBackend
 from fla_triton.config import Problem
 from fla_triton.engine import GATE, GATE_BACKWARD, Places, gate_form, table_launch
-from fla_triton.launch import Workspace, address, addresses, compile_together, queue, remembered
+from fla_triton.launch import Workspace, address, addresses, compile_together, current_stream, received, remembered
 
 OPTIONS = frozenset({"A_log", "dt_bias", "lower_bound", "output_dtype"})
 INPUTS = ("g", "A_log", "dt_bias")
@@ -65,33 +65,32 @@ class GatePass:
         )  # fmt: skip
         self.gradients = GateGradients(self, problem, self.dtype, self.lower_bound, sums)
 
-    def tabulated(self, inputs, others, cu_seqlens, T: int, launches):
+    def tabulated(self, shape, cu_seqlens, T: int, launches):
         """Where the chunks lie, where kernels go, what holds the tables, and the table of chunks."""
-        shape = inputs[0].shape
         places = Places(shape[0], T, self.C, None if cu_seqlens is None else cu_seqlens.shape[0] - 1)
-        boundaries = address(cu_seqlens)
-        to = queue(self.device, (*addresses(inputs), *addresses(others), boundaries))
-        if to is not None:
-            compile_together(to.aligned, (self.table, *launches))
+        kept, (boundaries,) = received((cu_seqlens,))
+        to = current_stream(self.device)
+        compile_together((self.table, *launches))
         memory, (chunks, sequences) = Workspace(self.device, places.tables()).allocate()
         places.tabulate(self.table, to, boundaries, chunks, sequences, T)
-        return places, to, memory, chunks
+        return places, to, (memory, kept), chunks
 
     def forward(self, call, cu_seqlens, scale):
-        given = self.inputs(call.values)
-        _, T, HV, _ = given[0].shape
-        places, to, _memory, chunks = self.tabulated(given, (), cu_seqlens, T, (self.forward_gate,))
-        out = torch.empty(given[0].shape, dtype=self.dtype, device=self.device)
+        given, inputs = received(self.inputs(call.values))
+        shape = given[0].shape
+        _, T, HV, _ = shape
+        places, to, _kept, chunks = self.tabulated(shape, cu_seqlens, T, (self.forward_gate,))
+        out = torch.empty(shape, dtype=self.dtype, device=self.device)
         self.forward_gate(
-            places.slots * HV, to, *addresses(given), address(out), chunks, T, places.NT, HV, self.lower_bound, scale
+            places.slots * HV, to, *inputs, address(out), chunks, T, places.NT, HV, self.lower_bound, scale
         )
         return out
 
     def backward(self, call, d, cu_seqlens, scale):
-        given = self.inputs(call.values)
-        T = given[0].shape[1]
-        places, to, _memory, chunks = self.tabulated(given, (d,), cu_seqlens, T, self.gradients.launches)
-        return self.gradients(places, to, *given, chunks, d, T, scale)
+        (*given, d), _ = received((*self.inputs(call.values), d))
+        shape = given[0].shape
+        places, to, _kept, chunks = self.tabulated(shape, cu_seqlens, shape[1], self.gradients.launches)
+        return self.gradients(places, to, *given, chunks, d, shape[1], scale)
 
 
 class GateGradients:

@@ -8,7 +8,7 @@ from fla_triton.backend import TritonBackend
 from fla_triton.config import Problem
 from fla_triton.engine import TOKEN_STEP, gate_form, width
 from fla_triton.kda.chunk import INPUTS, OPTIONS, backward_pass
-from fla_triton.launch import address, addresses, queue, remembered
+from fla_triton.launch import address, current_stream, received, remembered
 
 
 class Recurrent(TritonBackend):
@@ -53,7 +53,7 @@ class Steps:
         )  # fmt: skip
 
     def __call__(self, call):
-        given = self.inputs(call.values)
+        given, (*inputs, boundaries) = received(self.inputs(call.values))
         v, S0, cu_seqlens = given[2], given[7], given[8]
         N, T, *_ = v.shape
         programs = N
@@ -65,9 +65,8 @@ class Steps:
             S = torch.empty_like(S0, dtype=torch.float32)
         elif self.final:
             S = torch.empty((N, *self.state), dtype=torch.float32, device=self.device)
-        *inputs, boundaries = at = addresses(given)
         self.step(
-            programs * self.HV, queue(self.device, at), *inputs, address(S), address(o), boundaries, T, self.H, self.HV,
-            N, self.scale, self.lower_bound,
+            programs * self.HV, current_stream(self.device), *inputs, address(S), address(o), boundaries, T, self.H,
+            self.HV, N, self.scale, self.lower_bound,
         )  # fmt: skip
         return o, S
