@@ -189,7 +189,8 @@ def schema(declaration: Declaration) -> str:
 
 
 def define_library_op(operator):
-    """Define ``fla::<function>`` and its backward; → the forward op.
+    """Define ``fla::<function>`` and its backward; → the forward op, and what must be called once before it is traced:
+    telling autograd takes longer than all the rest, and an import defines every operator.
 
     Both take the name of the backend, which is chosen while the graph is traced, so that the tensors kept for backward
     are known. ``fla::<function>`` returns the wanted results and then what the backend saves.
@@ -271,8 +272,13 @@ def define_library_op(operator):
     library.impl(f"{name}_backward", backward, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake_forward, lib=library)
     torch.library.register_fake(f"{NAMESPACE}::{name}_backward", fake_backward, lib=library)
-    torch.library.register_autograd(f"{NAMESPACE}::{name}", autograd_backward, setup_context=setup_context, lib=library)
-    return forward_op
+
+    def tell_autograd():
+        torch.library.register_autograd(
+            f"{NAMESPACE}::{name}", autograd_backward, setup_context=setup_context, lib=library
+        )
+
+    return forward_op, tell_autograd
 
 
 def _saved_count(operator, backend, keep) -> int:

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import threading
 from collections.abc import Mapping
 from operator import index
 
@@ -22,6 +23,7 @@ log = logging.getLogger("fla_dispatch")
 CACHED_DECISIONS = 1024  # per operator; beyond that the cache starts afresh
 
 _operators: dict[str, "Operator"] = {}
+_telling = threading.Lock()
 
 
 def dispatch(operation: str, **declared):
@@ -49,7 +51,7 @@ class Operator:
         }
         self._plans: dict[tuple, Plan] = {}
         self._told: set[tuple] = set()
-        self._defined_op = bridge.define_library_op(self)
+        self.library_op, self._tell_autograd = bridge.define_library_op(self)
         self.compiled = (
             None
             if compiled is None
@@ -131,6 +133,13 @@ class Operator:
             self.compiled.forget()
 
     # --- torch.compile ---
+
+    def ready_for_tracing(self) -> None:
+        """Give the torch.library op its gradient, once."""
+        with _telling:
+            if self._tell_autograd is not None:
+                self._tell_autograd()
+                self._tell_autograd = None
 
     def _with_opaque(self, values: list) -> list:
         """torch.library ops carry no opaque parameters; put their defaults back."""
@@ -257,6 +266,7 @@ def _public(operator: Operator):
 def _backend_for_graph(function: str, descriptions: tuple, options: tuple, needs_grad: bool) -> str:
     """Choose while a graph is traced, from what is constant in it; the graph keeps the backend it was traced with."""
     operator = _operators[function]
+    operator.ready_for_tracing()
     tensors = iter(descriptions)
     rest = iter(options)
     values = []
@@ -285,7 +295,7 @@ _check_keywords._dynamo_marked_constant = True
 def _tracer(operator: Operator):
     """A closure over plain data that Dynamo traces into one ``fla::<function>`` node."""
     declaration = operator.declaration
-    function, op = declaration.function, operator._defined_op
+    function, op = declaration.function, operator.library_op
     tensors = tuple(
         (p.position, {len(shape): tuple(dim.varies for dim in shape) for shape in p.shapes}, p.differentiable)
         for p in declaration.tensors
