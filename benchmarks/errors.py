@@ -9,6 +9,7 @@ run on the GPU if there is one; the reference runs on the CPU.
 import argparse
 import itertools
 import multiprocessing
+import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
@@ -89,7 +90,8 @@ def main() -> int:
         for variant in subject.variants
     ]
     jobs = options.jobs or (8 if accelerator == "cuda" else 1)
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    threads = max(1, (os.cpu_count() or 1) // jobs)  # of the reference, in each process
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
         for found in pool.map(measure_one, *zip(*work)) if jobs > 1 else itertools.starmap(measure_one, work):
             record["rows"] += found
             beyond += [words for row in found if (words := line(row)).endswith("BEYOND")]
