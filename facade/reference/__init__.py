@@ -4,6 +4,6 @@ Each family has ``recurrent``, the token recurrence and oracle of all tests, and
 backend takes a call.
 """
 
-from facade.reference import kda
+from facade.reference import kda, simple_gla
 
-__all__ = ["kda"]
+__all__ = ["kda", "simple_gla"]
