@@ -94,11 +94,8 @@ def body_results(call, differentiable: bool) -> tuple[tuple, dict]:
     Works inside a torch.library op, where autograd does not see tensor operations, because the body's reference applies
     one autograd.Function directly to its arguments.
     """
-    facts = call.facts
     inputs = {
-        name: getattr(call, name).detach().requires_grad_(differentiable)
-        for name, tensor in facts.tensors.items()
-        if tensor.dtype.is_floating_point
+        name: getattr(call, name).detach().requires_grad_(differentiable) for name in call.plan.differentiable
     }
     with torch.set_grad_enabled(differentiable):
         outputs = call.plan.run_body(call.with_tensors(inputs))

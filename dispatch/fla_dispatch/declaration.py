@@ -33,10 +33,15 @@ class TensorParameter:
     optional: bool
     shapes: tuple[tuple[Dim, ...], ...]  # alternatives, told apart by their rank
     dtypes: tuple[torch.dtype, ...]
+    constant: bool = False  # floating-point, and has no gradient
+
+    @property
+    def floating(self) -> bool:
+        return self.dtypes is FLOATS
 
     @property
     def differentiable(self) -> bool:
-        return self.dtypes is FLOATS
+        return self.floating and not self.constant
 
     @property
     def shape_texts(self) -> tuple[str, ...]:
@@ -159,13 +164,14 @@ def declare(
     derive=None,
     layouts=None,
     same_dtype=(),
+    constants=(),
     chunk_size=None,
     tolerance="default",
     shapes=None,
 ) -> Declaration:
     """Read ``body``'s annotated signature. Raises ``TypeError`` where an annotation is not understood."""
     parameters = tuple(
-        _parameter(body.__name__, position, parameter)
+        _parameter(body.__name__, position, parameter, parameter.name in constants)
         for position, parameter in enumerate(inspect.signature(body).parameters.values())
     )
     names = {p.name for p in parameters}
@@ -190,6 +196,7 @@ def declare(
         (names, [rule.when for rule in rules if rule.when]),
         (names | {ACCUMULATOR}, [r.dtype for r in results.values() if isinstance(r.dtype, str)]),
         (names, [name for group in same_dtype for name in group]),
+        ({p.name for p in parameters if isinstance(p, TensorParameter) and p.floating}, list(constants)),
         (letters - VARYING, [name for expression in derive.values() for name in _names(expression)]),
     ):
         for name in used:
@@ -226,7 +233,9 @@ def _derivation(expression: str) -> Callable:
     return lambda sizes: value(*(sizes[name] for name in names))
 
 
-def _parameter(function: str, position: int, parameter: inspect.Parameter) -> TensorParameter | OptionParameter:
+def _parameter(
+    function: str, position: int, parameter: inspect.Parameter, constant: bool
+) -> TensorParameter | OptionParameter:
     keyword_only = parameter.kind is inspect.Parameter.KEYWORD_ONLY
     if not keyword_only and parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
         raise TypeError(f"{function}: parameter {parameter.name} must be an ordinary or keyword-only parameter")
@@ -242,7 +251,7 @@ def _parameter(function: str, position: int, parameter: inspect.Parameter) -> Te
                 "tensors are Float or Integer"
             )
         shapes = tuple(parse_shape(re.sub(r"\s*\*\s*", "*", member.dim_str)) for member in members)
-        return TensorParameter(parameter.name, position, keyword_only, optional, shapes, dtypes)
+        return TensorParameter(parameter.name, position, keyword_only, optional, shapes, dtypes, constant)
     if len(members) > 1 or members and members[0] not in (bool, int, float, torch.dtype, object):
         raise TypeError(f"{function}: cannot read the annotation {annotation!r} of {parameter.name}")
     required = parameter.default is inspect.Parameter.empty

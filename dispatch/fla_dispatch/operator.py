@@ -31,8 +31,8 @@ def dispatch(operation: str, **declared):
 
     Keywords: ``returns`` (a ``Result``, or a dict of them by name), ``rules``, ``derive`` (option → expression over
     dimension letters), ``layouts`` (option → (shape without it, with it)), ``same_dtype`` (groups of tensor names),
-    ``chunk_size`` (the option that chunks are counted by), ``tolerance`` and ``shapes`` (named sizes for tests and
-    benchmarks). See docs/api-and-dispatch.md.
+    ``constants`` (floating-point tensors without a gradient), ``chunk_size`` (the option that chunks are counted by),
+    ``tolerance`` and ``shapes`` (named sizes for tests and benchmarks). See docs/api-and-dispatch.md.
     """
 
     def decorate(body):
@@ -183,12 +183,11 @@ class Operator:
             if p.optional and p.name not in tensors:
                 continue
             shape = self.declaration.shapes_of(p, options)[0]
-            floating = p.differentiable
             arguments[p.name] = Described(
                 tuple(dim.size(sizes) for dim in shape),
-                dtype if floating else torch.int64,
+                dtype if p.floating else torch.int64,
                 torch.device("cpu") if p.name.endswith(bind.HOST_COPY) else device,
-                requires_grad and floating,
+                requires_grad and p.differentiable,
                 arch,
             )
         return arguments

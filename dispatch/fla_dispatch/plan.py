@@ -13,7 +13,7 @@ from fla_dispatch.sequences import Sequences
 class Plan:
     """What a ``Call`` shares with every other call of the same facts.
 
-    ``tensors`` holds the positions of those that are present, ``differentiable`` the dtypes of floating-point ones;
+    ``tensors`` holds the positions of those that are present, ``differentiable`` the dtypes of those with a gradient;
     ``derived`` (position, value) of options that the declaration derives; ``run`` carries a call to its results;
     ``forward`` is set where the backend's forward, less what it saves, is all there is to it.
     ``always_check`` is true where a rule or a product reads a size that varies, which the compiled path does not.
@@ -45,7 +45,9 @@ class Plan:
         self.function, self.names = declaration.function, declaration.names
         self.index = {name: position for position, name in enumerate(self.names)}
         self.tensors = tuple(self.index[name] for name in facts.tensors)
-        self.differentiable = {name: t.dtype for name, t in facts.tensors.items() if t.dtype.is_floating_point}
+        self.differentiable = {
+            name: tensor.dtype for name, tensor in facts.tensors.items() if declaration.parameter(name).differentiable
+        }
         self.wanted = declaration.wanted(facts.options)
         self.returned = tuple(n for n, r in declaration.results.items() if n in self.wanted or not r.omitted)
         self.single = tuple(declaration.results) == ("result",)

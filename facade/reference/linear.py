@@ -52,15 +52,16 @@ TILE = 32  # rows per chunk inside; divides the public chunk sizes
 
 
 def recurrent(
-    q, k, v, g=None, beta=None, *, erase, scale=None, initial_state=None, output_final_state=False, norm=False,
-    reverse=False, state_v_first=False, cu_seqlens=None, compute_dtype=None,
+    q, k, v, g=None, beta=None, gv=None, *, erase, scale=None, initial_state=None, output_final_state=False,
+    norm=False, reverse=False, state_v_first=False, cu_seqlens=None, compute_dtype=None,
 ):  # fmt: skip
     """The recurrence of the module docstring, token by token: the oracle. Returns (o, final_state or None).
 
-    q, k [B, T, H, K]; v [B, T, HV, V]; g [B, T, HV, K], [B, T, HV], [HV] (the same for every token) or None; with erase
-    beta [B, T, HV], or [B, T, HV, V] with a step size per value channel; states [N, HV, K, V] ([N, HV, V, K] with
-    state_v_first). ``reverse``: from the last token to the first. Plain torch operations, differentiable by autograd.
-    ``o`` has q's dtype, the state is fp32 (fp64 when computed in fp64).
+    q, k [B, T, H, K]; v [B, T, HV, V]; g [B, T, HV, K], [B, T, HV], [HV] (the same for every token) or None; gv
+    [B, T, HV, V], by which value channels are forgotten too, or None; with erase beta [B, T, HV], or [B, T, HV, V] with
+    a step size per value channel; states [N, HV, K, V] ([N, HV, V, K] with state_v_first). ``reverse``: from the last
+    token to the first. Plain torch operations, differentiable by autograd. ``o`` has q's dtype, the state is fp32 (fp64
+    when computed in fp64).
 
     compute_dtype: fp32, or fp64 for fp64 q, when None. With bf16 or fp16 every vector of a token is rounded to it,
     while the state stays fp32: the error of this run is what an eager implementation in that dtype would have.
@@ -84,6 +85,7 @@ def recurrent(
 
         alpha = torch.exp(g.clamp(max=decay.largest_exponent(dtype)))
         tokens = [rounded(aligned(x)) for x in (q, k, v, alpha)]
+        tokens.append(None if gv is None else rounded(aligned(torch.exp(gv[:, :end].to(dtype)))))
         if erase:
             beta = beta[:, :end].to(dtype)
             tokens.append(rounded(aligned(beta if beta.dim() == 4 else beta[..., None].expand_as(v))))
@@ -98,10 +100,12 @@ def recurrent(
         if bounds is None:
             o, S = _walk(tokens, S, rounded, reverse)
         elif end and len(set(lengths)) == 1:  # decoding: one token each, all sequences at once
-            o, S = _walk([x[0].unflatten(0, (len(lengths), -1)) for x in tokens], S, rounded, reverse)
+            each = [None if x is None else x[0].unflatten(0, (len(lengths), -1)) for x in tokens]
+            o, S = _walk(each, S, rounded, reverse)
             o = o.flatten(0, 1)[None]
         else:
-            rows = zip(zip(*(x.split(lengths, 1) for x in tokens)), S.split([1] * len(S)))
+            split = ([None] * len(lengths) if x is None else x.split(lengths, 1) for x in tokens)
+            rows = zip(zip(*split), S.split([1] * len(S)))
             runs = [_walk(*sequence, rounded, reverse) for sequence in rows]
             o = torch.cat([tokens[2][:, :0], *(o for o, _ in runs)], 1)
             S = torch.cat([S[:0], *(S for _, S in runs)])
@@ -124,15 +128,21 @@ def _every_channel(g, like, HV, end):
 
 
 def _walk(tokens, S, rounded, reverse):
-    """(q, k, v, alpha = exp(g), and for a delta rule beta) [B, T, HV, ...], from S [B, HV, K, V]; returns (o, S)."""
-    q, k, v, alpha, *step = tokens
+    """(q, k, v, exp(g), exp(gv) or None, and for a delta rule beta) [B, T, HV, ...], from S [B, HV, K, V]; returns
+    (o, S)."""
+    q, k, v, alpha, alpha_v, *step = tokens
     B, T, HV, V = v.shape
     columns = [x.transpose(0, 1).reshape(T, B * HV, x.shape[3], 1).unbind() for x in (k, alpha)]
     rows = [x.transpose(0, 1).reshape(T, B * HV, 1, x.shape[3]).unbind() for x in (q, k, v, *step)]
+    forget_v = [None] * T
+    if alpha_v is not None:
+        forget_v = alpha_v.transpose(0, 1).reshape(T, B * HV, 1, V).unbind()
     state, outputs = S.flatten(0, 1), []
-    order = list(zip(*columns, *rows))
-    for k_column, alpha_t, q_t, k_t, u, *beta_t in reversed(order) if reverse else order:
+    order = list(zip(forget_v, *columns, *rows))
+    for alpha_v_t, k_column, alpha_t, q_t, k_t, u, *beta_t in reversed(order) if reverse else order:
         state = alpha_t * state
+        if alpha_v_t is not None:
+            state = state * alpha_v_t
         if beta_t:
             u = rounded(beta_t[0] * rounded(u - rounded(torch.bmm(k_t, state))))
         state = torch.baddbmm(state, k_column, u)
@@ -140,6 +150,37 @@ def _walk(tokens, S, rounded, reverse):
     outputs = outputs[::-1] if reverse else outputs
     o = torch.stack(outputs).view(T, B, HV, V).transpose(0, 1) if outputs else v
     return o, state.view(S.shape)
+
+
+def tokenwise(function: str, run, *tensors):
+    """``run(*tensors)``, a token recurrence, as one Function: backward runs it again under autograd.
+
+    For what has no chunk form. ``function`` is who asks, for messages."""
+    return _Tokenwise.apply(function, run, *tensors)
+
+
+class _Tokenwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, function, run, *tensors):
+        ctx.function, ctx.run = function, run
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        return run(*tensors)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        saved = ctx.saved_tensors
+        needed = ctx.needs_input_grad[2:]
+        with torch.enable_grad():
+            leaves = [x if x is None else x.detach().requires_grad_(n) for x, n in zip(saved, needed)]
+            results = ctx.run(*leaves)
+        pairs = [(y, d) for y, d in zip(results, grads) if y is not None and d is not None and y.requires_grad]
+        wanted = [x for x, n in zip(leaves, needed) if n]
+        found = iter(torch.autograd.grad([y for y, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True))
+        given = tuple(
+            None if not n else torch.zeros_like(x) if (d := next(found)) is None else d for x, n in zip(saved, needed)
+        )
+        return None, None, *refuse_double_backward(ctx.function, given, *saved, *grads)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -330,12 +371,14 @@ def _chunk_backward(walk, options, inputs, kept, do, dS):
 def _rows(span, inputs, options):
     """Gathers the rows of a span; activates, aligns, normalises and scales them."""
     q, k, v, g, beta, initial_state, A_log, dt_bias = inputs
-    dtype, group = working_dtype(q), v.shape[2] // q.shape[2]
+    dtype, group, K = working_dtype(q), v.shape[2] // q.shape[2], q.shape[3]
     g = _gates(span, inputs, dtype)
     q, k, v, beta = (None if x is None else span.gather(_four(x), dtype) for x in (q, k, v, beta))
     if options.gate:
         g = activation(g.transpose(1, 2), A_log, dt_bias, options.lower_bound).transpose(1, 2).contiguous()
         span.clear(g)
+    if g.shape[3] != K:
+        g = g.expand(-1, -1, -1, K).contiguous()
     if options.sigmoid:
         beta = sigmoid(beta) * options.beta_max
     q, k, v, g = aligned(q), aligned(k), aligned(v), aligned(g)
@@ -359,13 +402,11 @@ def _four(x):
 
 
 def _gates(span, inputs, dtype):
-    """Gates [slots, HV, C, K] of any form of g; 0 for rows that hold no token."""
+    """Gates [slots, HV, C, K or 1] of any form of g; 0 for rows that hold no token."""
     q, _, v, g, *_ = inputs
-    HV, K = v.shape[2], q.shape[3]
     if g is not None and g.dim() > 1:
-        g = span.gather(_four(g), dtype)
-        return g if g.shape[3] == K else g.expand(-1, -1, -1, K).contiguous()
-    gates = q.new_zeros(span.slots, HV, span.size, K, dtype=dtype)
+        return span.gather(_four(g), dtype)
+    gates = q.new_zeros(span.slots, v.shape[2], span.size, 1, dtype=dtype)
     if g is not None:
         gates += g.to(dtype)[:, None, None]
         span.clear(gates)
@@ -385,14 +426,14 @@ def _rows_backward(span, options, inputs, rows, dreads, dkeys, dv, dg, dbeta, gr
     if options.norm:
         dq, dk = (unit_backward(aligned(span.gather(x, dtype)), dx) for x, dx in ((q, dq), (k, dk)))
     dA_log = ddt_bias = None
+    if g is not None and g.dim() == 3:
+        dg = dg.sum(-1, keepdim=True)
     if options.gate:
-        dg = dg[..., : g.shape[3]]
+        dg = dg[..., : _four(g).shape[3]]
         span.clear(dg)
-        raw = span.gather(g, dtype).transpose(1, 2)
+        raw = span.gather(_four(g), dtype).transpose(1, 2)
         dg, dA_log, ddt_bias = activation_backward(raw, A_log, dt_bias, options.lower_bound, dg.transpose(1, 2))
         dg = dg.transpose(1, 2)
-    elif g is not None and g.dim() == 3:
-        dg = dg.sum(-1, keepdim=True)
     if options.erase:
         dbeta = _by_slot(span, dbeta)
         if options.sigmoid:

@@ -38,6 +38,21 @@ def chunk(
     )
 
 
+def recurrent_or_chunk(
+    function, q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, reverse=False,
+    state_v_first=False, cu_seqlens=None,
+):  # fmt: skip
+    """``chunk`` where a gradient may be asked for, which is the same function; else token by token."""
+    inputs = (q, k, v, g, initial_state)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        return chunk(
+            function, q, k, v, g, g_gamma, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens
+        )
+    return recurrent(
+        q, k, v, g, g_gamma, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens
+    )
+
+
 def retention_rates(H: int, device) -> torch.Tensor:
     """g_gamma [H] of retention: ln(1 - 2^(-5 - h))."""
     return torch.log1p(-torch.exp2(-5 - torch.arange(H, dtype=torch.float32, device=device)))

@@ -175,7 +175,7 @@ def heads_of_any_number(trial, heads, dtype):
     trial.examine(trial.arguments(T=33, B=1, H=H, HV=HV, K=16, V=16, dtype=dtype, **STATES))
 
 
-@hazard("C043", needs=("q", "v"))
+@hazard("C043", needs=("q", "v", "HV"))
 def value_heads_read_their_own_query_head(trial):
     """C043: value head j belongs to query/key head j // (HV / H), and to no other; HV must be a multiple of H."""
     arguments = trial.arguments(H=2, HV=6, **STATES)

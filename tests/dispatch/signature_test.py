@@ -19,7 +19,7 @@ BESIDE_THE_SNAPSHOT = {
                              "output_dtype=torch.float32, lower_bound=None",
 }  # fmt: skip
 
-FAMILIES = ("kda",)
+FAMILIES = ("kda", "lightning_attn", "retention", "simple_gla")
 PUBLIC = {name: getattr(module, name) for family in FAMILIES
           for module in [importlib.import_module(f"facade.ops.{family}")] for name in module.__all__}
 

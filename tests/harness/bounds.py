@@ -23,6 +23,7 @@ KIND = {"beta": "beta", "g": "gate", "A_log": "gate", "dt_bias": "gate"}
 # Ceilings per tolerance class: results; gradients of values; of step sizes and gates; of gate parameters; of states.
 CEILING = {
     "delta_rule": {"result": 0.005, "value": 0.008, "beta": 0.02, "gate": 0.02, "state": 0.008},
+    "linear": {"result": 0.005, "value": 0.005, "gate": 0.005, "state": 0.005},
     "gate": {"result": 1e-4, "gate": 1e-4},
 }
 # A 16-bit gradient of the gate is rounded to 8 or 11 bits on its way out: there the recurrences' ceiling holds.

@@ -19,7 +19,7 @@ class Hazard:
 
     check: Callable
     cases: tuple[str, ...]  # numbers of the reports
-    needs: tuple[str, ...]  # parameters that an operator must have for the hazard to exist
+    needs: tuple[str, ...]  # parameters, and letters of dimensions, that an operator must have for the hazard to exist
     axes: Mapping[str, object]  # name → values, or a function from the subject to them
     brief: Mapping[str, object] = field(default_factory=dict)  # values instead of those of some axes
 
@@ -27,7 +27,9 @@ class Hazard:
         return "-".join((*self.cases, self.check.__name__))
 
     def concerns(self, operator: Operator) -> bool:
-        return set(self.needs) <= set(operator.declaration.names)
+        declaration = operator.declaration
+        letters = {letter for p in declaration.tensors for shape in p.shapes for dim in shape for letter in dim.letters}
+        return set(self.needs) <= {*declaration.names, *letters}
 
     def combinations(self, trial) -> list[dict]:
         axes = {**self.axes, **(self.brief if trial.brief else {})}
