@@ -1,17 +1,21 @@
 """Every public operator, under the names of ``fla.ops``."""
 
+from facade.ops.gla import chunk_gla, fused_chunk_gla, fused_recurrent_gla
 from facade.ops.kda import chunk_kda, fused_recurrent_kda
 from facade.ops.lightning_attn import chunk_lightning_attn, fused_recurrent_lightning_attn
 from facade.ops.retention import chunk_retention, fused_chunk_retention, fused_recurrent_retention
 from facade.ops.simple_gla import chunk_simple_gla, fused_chunk_simple_gla, fused_recurrent_simple_gla
 
 __all__ = [
+    "chunk_gla",
     "chunk_kda",
     "chunk_lightning_attn",
     "chunk_retention",
     "chunk_simple_gla",
+    "fused_chunk_gla",
     "fused_chunk_retention",
     "fused_chunk_simple_gla",
+    "fused_recurrent_gla",
     "fused_recurrent_kda",
     "fused_recurrent_lightning_attn",
     "fused_recurrent_retention",

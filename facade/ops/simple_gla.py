@@ -18,7 +18,7 @@ RETURNS = {
     "final_state": Result("N H K V", ACCUMULATOR, when="output_final_state"),
 }
 ONE_DECAY = Rule("g is None or g_gamma is None", "`g` and `g_gamma` are two forms of one decay: give one of them")
-CHUNK_SIZE = Rule("chunk_size in (16, 32, 64, 128)", "`chunk_size` must be 16, 32, 64 or 128")
+CHUNK_SIZE = Rule("chunk_size > 0 and chunk_size & (chunk_size - 1) == 0", "`chunk_size` must be a power of two")
 SHAPES = {
     "ci": dict(B=1, T=63, H=2, K=24, V=40),
     "train_8k": dict(B=1, T=8192, H=32, K=128, V=128),
@@ -68,7 +68,7 @@ def chunk_simple_gla(
         cu_seqlens: boundaries [N+1] of packed sequences, int32 or int64, first 0; B must be 1. Empty sequences are
             allowed. Tokens past the last entry belong to no sequence: their outputs and gradients are 0.
         cu_seqlens_cpu: the same on the host, which saves a device synchronisation.
-        chunk_size: 16, 32, 64 or 128; the result does not depend on it beyond rounding.
+        chunk_size: a power of two; the result does not depend on it beyond rounding.
 
     Returns:
         (o [B, T, H, V], final_state or None). Differentiable in q, k, v, g and initial_state, also through final_state,

@@ -4,6 +4,6 @@ Each family has ``recurrent``, the token recurrence and oracle of all tests, and
 backend takes a call.
 """
 
-from facade.reference import kda, simple_gla
+from facade.reference import gla, kda, simple_gla
 
-__all__ = ["kda", "simple_gla"]
+__all__ = ["gla", "kda", "simple_gla"]

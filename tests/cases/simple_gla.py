@@ -33,7 +33,7 @@ def recurrence(function: str, arguments: dict, dtype: torch.dtype):
     return reference.simple_gla.recurrent(**arguments, compute_dtype=dtype)
 
 
-AXES = {"scale": [None, 0.3], "chunk_size": [64, 16], "layer_idx": [0, 7], "num_layers": [12]}
+AXES = {"scale": [None, 0.3], "chunk_size": [64, 16, 2], "layer_idx": [0, 7], "num_layers": [12]}
 VARIANTS = {"given": {"g": True}, "constant": {"g_gamma": True}}
 LAYER = {"plain": {"layer_idx": 3, "num_layers": 12}}
 HAZARDS = collect(tokens, packed, states, training)

@@ -13,6 +13,7 @@ CELLS = (
     ("simple_gla", "reference", "cpu"),
     ("retention", "reference", "cpu"),
     ("lightning_attn", "reference", "cpu"),
+    ("gla", "reference", "cpu"),
     ("chunk_kda", "triton", "cpu"),
     ("fused_recurrent_kda", "triton", "cpu"),
     ("kda_gate", "triton", "cpu"),
