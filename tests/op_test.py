@@ -7,7 +7,6 @@ import cases
 import pytest
 import torch
 from harness import subject
-from harness.axes import pairwise
 from harness.cells import selected
 from harness.layouts import LAYOUTS
 from harness.trial import Trial, short_calls
@@ -28,10 +27,7 @@ def _trials():
 
 
 def _cases(trial, **restricted) -> list[dict]:
-    """Pairwise over the axes of the declaration."""
-    axes = subject.axes_of(trial.subject, trial.operator, trial.sizes)
-    axes |= {name: values for name, values in restricted.items() if name in axes}
-    return pairwise(axes, lambda case: subject.is_valid(trial.subject, trial.operator, case))
+    return subject.cases_of(trial.subject, trial.operator, trial.sizes, **restricted)
 
 
 TRIALS = [(trial, label, _cases(trial)) for trial, label in _trials()]

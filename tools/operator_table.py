@@ -24,16 +24,18 @@ from tools.repository import ROOT, UserError, add_import_roots, parser, run
 MARKED = re.compile(r"(<!-- operators -->\n).*?(<!-- /operators -->)", re.DOTALL)
 LABEL = re.compile(r"//[\w/:.-]*[\w]")
 NONE = "–"
+FALLBACK = "reference"
 
 
 def registered_cells(operators: dict) -> tuple[dict[str, list[str]], set[str]]:
     """→ (operator → the backends that serve it, in order of priority; backends whose tree cannot be imported here)."""
     from fla_dispatch import operator_of, registry
-    from fla_dispatch.gates import FALLBACK
 
     cells, unknown = {}, set()
     for name, function in operators.items():
         declaration = operator_of(function).declaration
+        if declaration.function != name:  # another name of an operator
+            continue
         rivals = sorted(registry.backends(declaration.operation, name), key=lambda b: b.priority)
         cells[name] = list(dict.fromkeys(backend.name for backend in rivals)) + [FALLBACK]
         unknown |= {
@@ -60,6 +62,7 @@ def table(cells: dict[str, list[str]], proofs: dict[str, dict[str, str]], unknow
         raise UserError("docs/proofs.json: " + "; ".join(problems))
     backends = list(dict.fromkeys(backend for names in cells.values() for backend in names))
     backends = sorted(unknown & {b for proven in proofs.values() for b in proven} - set(backends)) + backends
+    backends.sort(key=FALLBACK.__eq__)  # which every operator has, last
     lines = ["| operator | " + " | ".join(backends) + " |", "|-" * (len(backends) + 1) + "|"]
     for name in sorted(cells):
         shown = [LABEL.sub(r"`\g<0>`", proofs[name].get(backend, NONE)) for backend in backends]

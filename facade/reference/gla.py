@@ -48,13 +48,6 @@ def tokens(
             q, k, v, gk, gv, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens
         )
 
-    def run_rows(*inputs):
-        """Row by row: how autograd's products round depends on how many there are."""
-        if cu_seqlens is not None or len(inputs[0]) < 2:
-            return run(*inputs)
-        rows = zip(*([None] * len(inputs[0]) if x is None else x.split(1) for x in inputs))
-        return tuple(None if y[0] is None else torch.cat(y) for y in zip(*(run(*row) for row in rows)))
-
     inputs = q, k, v, gk, gv, initial_state
     if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in inputs):
         return run(*inputs)
@@ -62,4 +55,4 @@ def tokens(
         return chunk(
             function, q, k, v, gk, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens
         )
-    return linear.tokenwise(function, run_rows, *inputs)
+    return linear.tokenwise(function, run, *inputs, rows=len(inputs) if cu_seqlens is None else None)

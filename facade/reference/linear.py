@@ -152,11 +152,20 @@ def _walk(tokens, S, rounded, reverse):
     return o, state.view(S.shape)
 
 
-def tokenwise(function: str, run, *tensors):
+def tokenwise(function: str, run, *tensors, rows: int | None = None):
     """``run(*tensors)``, a token recurrence, as one Function: backward runs it again under autograd.
 
-    For what has no chunk form. ``function`` is who asks, for messages."""
-    return _Tokenwise.apply(function, run, *tensors)
+    For what has no chunk form. ``function`` is who asks, for messages. ``rows``: how many of the tensors have a batch,
+    to be run row by row, for how autograd's products round depends on how many there are; None: run as they are."""
+
+    def each(*tensors):
+        B = len(tensors[0])
+        split = zip(*([None] * B if x is None else x.split(1) for x in tensors[:rows]))
+        runs = [run(*row, *tensors[rows:]) for row in split]
+        return tuple(None if y[0] is None else torch.cat(y) for y in zip(*runs))
+
+    by_row = rows is not None and len(tensors[0]) > 1
+    return _Tokenwise.apply(function, each if by_row else run, *tensors)
 
 
 class _Tokenwise(torch.autograd.Function):
@@ -172,13 +181,18 @@ class _Tokenwise(torch.autograd.Function):
         saved = ctx.saved_tensors
         needed = ctx.needs_input_grad[2:]
         with torch.enable_grad():
-            leaves = [x if x is None else x.detach().requires_grad_(n) for x, n in zip(saved, needed)]
+            # Wide, or what several rows add to a parameter's gradient would be rounded each time.
+            wide = [x if x is None else x.detach().to(working_dtype(x)) for x in saved]
+            leaves = [x if x is None else x.requires_grad_(n) for x, n in zip(wide, needed)]
             results = ctx.run(*leaves)
-        pairs = [(y, d) for y, d in zip(results, grads) if y is not None and d is not None and y.requires_grad]
+        pairs = [
+            (y, d.to(y.dtype)) for y, d in zip(results, grads) if y is not None and d is not None and y.requires_grad
+        ]
         wanted = [x for x, n in zip(leaves, needed) if n]
         found = iter(torch.autograd.grad([y for y, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True))
         given = tuple(
-            None if not n else torch.zeros_like(x) if (d := next(found)) is None else d for x, n in zip(saved, needed)
+            None if not n else torch.zeros_like(x) if (d := next(found)) is None else d.to(x.dtype)
+            for x, n in zip(saved, needed)
         )
         return None, None, *refuse_double_backward(ctx.function, given, *saved, *grads)
 

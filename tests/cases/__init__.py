@@ -1,5 +1,6 @@
 """What declarations cannot know: sensible values, oracles and hazards, one module per family."""
 
-from cases import gla, kda, simple_gla
+from cases import delta_rule, gla, kda, simple_gla
 
-SUBJECTS = {subject.name: subject for subject in (*kda.SUBJECTS, *simple_gla.SUBJECTS, *gla.SUBJECTS)}
+FAMILIES = (kda, simple_gla, gla, delta_rule)
+SUBJECTS = {subject.name: subject for family in FAMILIES for subject in family.SUBJECTS}

@@ -15,13 +15,16 @@ SNAPSHOT = json.loads((pathlib.Path(__file__).parent.parent / "data" / "fla_ops_
 
 # Public in ``fla.ops`` and not in the snapshot, which holds whole operators only, or there as a stub that raises.
 BESIDE_THE_SNAPSHOT = {
+    "fused_chunk_delta_rule": "q, k, v, beta, scale=None, initial_state=None, output_final_state=False, "
+                              "use_qk_l2norm_in_kernel=False, cu_seqlens=None, cu_seqlens_cpu=None, chunk_size=64",
     "fused_chunk_gla": "q, k, v, g, scale=None, initial_state=None, output_final_state=False, state_v_first=False, "
                        "cu_seqlens=None, cu_seqlens_cpu=None",
     "kda_gate_chunk_cumsum": "g, A_log=None, chunk_size=64, scale=None, dt_bias=None, cu_seqlens=None, "
                              "output_dtype=torch.float32, lower_bound=None",
 }  # fmt: skip
 
-FAMILIES = ("gla", "kda", "lightning_attn", "retention", "simple_gla")
+ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
+FAMILIES = ("delta_rule", "gated_delta_rule", "gla", "kda", "lightning_attn", "retention", "simple_gla")
 PUBLIC = {name: getattr(module, name) for family in FAMILIES
           for module in [importlib.import_module(f"facade.ops.{family}")] for name in module.__all__}
 
@@ -62,7 +65,8 @@ def test_help(name):
     assert first.endswith(".") or first.endswith(",") or "``" in first
     for part in ("Returns:", "Raises:", "Example:"):
         assert part in function.__doc__
-    assert function.__name__ == function.__qualname__ == name and function.__module__.startswith("facade.ops.")
+    assert function.__name__ == function.__qualname__ == ALIASES.get(name, name)
+    assert function.__module__.startswith("facade.ops.")
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -83,7 +87,7 @@ def test_exports():
 
 def test_operator_behind_the_function():
     for name, function in PUBLIC.items():
-        assert operator_of(function) is operator_of(name) is function.operator
+        assert operator_of(function) is operator_of(ALIASES.get(name, name)) is function.operator
         assert function.operator.declaration.names == tuple(inspect.signature(function).parameters)
 
 

@@ -7,8 +7,12 @@ CANDIDATES = 40  # random completions tried per case
 SEED = 0
 
 
-def pairwise(axes: dict[str, list], valid) -> list[dict]:
-    """Cases that cover every pair of values which some valid case can hold. Same axes, same cases."""
+SAMPLES = 400  # random cases looked at for traits that no case has
+
+
+def pairwise(axes: dict[str, list], valid, traits=None) -> list[dict]:
+    """Cases that cover every pair of values which some valid case can hold, and every ``traits(case)`` that random
+    valid cases have. Same axes, same cases."""
     chance = random.Random(SEED)
     names = list(axes)
     open_pairs = {
@@ -33,6 +37,14 @@ def pairwise(axes: dict[str, list], valid) -> list[dict]:
             continue
         open_pairs -= set(itertools.combinations(best.items(), 2))
         cases.append({name: axes[name][index] for name, index in best.items()})
+    if traits is not None:
+        met = {traits(case) for case in cases}
+        for _ in range(SAMPLES):
+            choice = _complete(axes, {}, valid, chance)
+            case = choice and {name: axes[name][index] for name, index in choice.items()}
+            if case and traits(case) not in met:
+                met.add(traits(case))
+                cases.append(case)
     return cases
 
 

@@ -6,7 +6,7 @@ import cases
 import pytest
 
 from harness.axes import pairwise
-from harness.subject import PACKED, axes_of, is_valid
+from harness.subject import cases_of, traits
 
 AXES = {"a": [1, 2, 3], "b": ["x", "y"], "c": [False, True], "d": [0, 1, 2, 3]}
 
@@ -38,9 +38,7 @@ OPERATORS = [(subject, operator) for subject in cases.SUBJECTS.values() for oper
 
 @pytest.mark.parametrize(("subject", "operator"), OPERATORS, ids=[o.declaration.function for _, o in OPERATORS])
 def test_packing_states_and_groups_meet_in_every_way(subject, operator):
-    found = pairwise(axes_of(subject, operator), lambda case: is_valid(subject, operator, case))
     names = operator.declaration.names
-    met = {(case["tokens"] in PACKED, case.get("initial_state", False), case["heads"][0] < case["heads"][1])
-           for case in found}
+    met = {traits(case) for case in cases_of(subject, operator)}
     expected = itertools.product({False, "cu_seqlens" in names}, {False, "initial_state" in names}, (False, True))
     assert met == set(expected)

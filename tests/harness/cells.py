@@ -14,6 +14,8 @@ CELLS = (
     ("retention", "reference", "cpu"),
     ("lightning_attn", "reference", "cpu"),
     ("gla", "reference", "cpu"),
+    ("delta_rule", "reference", "cpu"),
+    ("gated_delta_rule", "reference", "cpu"),
     ("chunk_kda", "triton", "cpu"),
     ("fused_recurrent_kda", "triton", "cpu"),
     ("kda_gate", "triton", "cpu"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fla_dispatch import Operator, operator_of
+from harness.axes import pairwise
 from harness.hazard import Hazard
 
 FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -74,6 +75,18 @@ def axes_of(subject: Subject, operator: Operator, sizes: Sizes = FULL) -> dict[s
     if len(declaration.results) > 1:
         axes["loss"] = ["all", "first", "last"]
     return axes
+
+
+def cases_of(subject: Subject, operator: Operator, sizes: Sizes = FULL, **restricted: list) -> list[dict]:
+    """Pairwise over the axes; packing, states and groups of heads meet in every way."""
+    axes = axes_of(subject, operator, sizes)
+    axes |= {name: values for name, values in restricted.items() if name in axes}
+    return pairwise(axes, lambda case: is_valid(subject, operator, case), traits)
+
+
+def traits(case: Mapping) -> tuple[bool, bool, bool]:
+    """Whether sequences are packed, start from a state, and share query heads."""
+    return case["tokens"] in PACKED, case.get("initial_state", False), case["heads"][0] < case["heads"][1]
 
 
 def arguments(subject: Subject, operator: Operator, case: Mapping, seed: int = 0) -> dict[str, object]:

@@ -30,7 +30,8 @@ def committed_proofs():
 def test_table_has_every_public_operator(program):
     ended = program(operator_table.main)
     assert ended.status == 0, ended.err
-    head, rule, first = ended.out.splitlines()[:3]
+    head, rule, *rows = ended.out.splitlines()
+    first = next(row for row in rows if row.startswith("| `chunk_kda` "))
     assert head.startswith("| operator | ") and head.endswith(" | reference |")
     assert rule == "|-" * (head.count("|") - 1) + "|"
     assert first.startswith("| `chunk_kda` | ") and first.endswith(" | CPU: `//tests:chunk_kda_reference` |")
@@ -70,8 +71,9 @@ def test_a_cell_needs_its_proof(program, second_backend, tmp_path):
     (tmp_path / "proofs.json").write_text(json.dumps(proofs))
     lines = program(operator_table.main, "--proofs", tmp_path / "proofs.json").out.splitlines()
     column = lines[0].split(" | ").index("second")
-    assert lines[2].split(" | ")[column] == "H200: `//tests:chunk_kda_second_h200`"
-    assert lines[3].split(" | ")[column] == "–"
+    cells = {line.split("`")[1]: line.split(" | ")[column] for line in lines[2:]}
+    assert cells.pop("chunk_kda") == "H200: `//tests:chunk_kda_second_h200`"
+    assert set(cells.values()) == {"–"}
 
 
 def test_a_proof_needs_its_cell():
