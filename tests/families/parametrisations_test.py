@@ -1,0 +1,171 @@
+"""Operators that are others with some argument fixed: the same values, results and every gradient, in fp64."""
+
+import math
+
+import pytest
+import torch
+
+import facade.ops as fla_ops
+
+B, T, H, HV, K, V = 2, 70, 2, 4, 8, 12
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def draw(*shape) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def inputs(heads=H):
+    """q, k, v, a gate and a step size per value head, an initial state."""
+    q, k = (torch.nn.functional.normalize(draw(B, T, H, K), dim=-1) for _ in range(2))
+    return (q, k, draw(B, T, heads, V), torch.nn.functional.logsigmoid(draw(B, T, heads)),
+            draw(B, T, heads).sigmoid(), draw(B, heads, K, V))  # fmt: skip
+
+
+def outcome(call, *leaves):
+    """o, final state, and the gradients of a fixed random loss on both."""
+    leaves = [x.detach().clone().requires_grad_() for x in leaves]
+    results = call(*leaves)
+    generator = torch.Generator().manual_seed(0)
+    loss = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in results]
+    return *results, *torch.autograd.grad(results, leaves, loss)
+
+
+def equal(first, second):
+    assert len(first) == len(second)
+    for x, y in zip(first, second):
+        torch.testing.assert_close(x, y, **CLOSE)
+
+
+STATES = {"output_final_state": True}
+
+
+@pytest.mark.parametrize("function", ["chunk_retention", "fused_chunk_retention", "fused_recurrent_retention"])
+def test_retention_is_simple_gla_with_constant_gates(function):
+    q, k, v, _, _, S = inputs()
+    g = torch.tensor([math.log(1 - 2.0 ** (-5 - h)) for h in range(H)], dtype=torch.float64).expand(B, T, H)
+    retention = getattr(fla_ops, function)
+    found = outcome(lambda q, k, v, S: retention(q, k, v, initial_state=S, **STATES), q, k, v, S)
+    right = outcome(lambda q, k, v, S: fla_ops.chunk_simple_gla(q, k, v, g, initial_state=S, **STATES), q, k, v, S)
+    for x, y in zip(found, right):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)  # the rates are fp32
+
+
+@pytest.mark.parametrize("function", ["chunk_lightning_attn", "fused_recurrent_lightning_attn"])
+@pytest.mark.parametrize("layer", [0, 5, 11])
+def test_lightning_attention_is_simple_gla_with_constant_gates(function, layer):
+    q, k, v, _, _, S = inputs()
+    rates = torch.tensor([-8 / H * (1 - layer / 12) * h for h in range(H)], dtype=torch.float64)
+    lightning = getattr(fla_ops, function)
+    found = outcome(lambda q, k, v, S: lightning(q, k, v, layer, 12, initial_state=S, **STATES), q, k, v, S)
+    right = outcome(
+        lambda q, k, v, S: fla_ops.chunk_simple_gla(q, k, v, g_gamma=rates, initial_state=S, **STATES), q, k, v, S
+    )
+    for x, y in zip(found, right):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_simple_gla_is_gla_with_the_gate_broadcast():
+    q, k, v, g, _, S = inputs()
+    scalar = outcome(
+        lambda q, k, v, g, S: fla_ops.chunk_simple_gla(q, k, v, g, initial_state=S, **STATES), q, k, v, g, S
+    )
+    vector = outcome(
+        lambda q, k, v, g, S: fla_ops.chunk_gla(q, k, v, g[..., None].expand_as(q), initial_state=S, **STATES),
+        q, k, v, g, S,
+    )  # fmt: skip
+    equal(scalar, vector)
+
+
+@pytest.mark.parametrize("function", ["chunk_delta_rule", "fused_chunk_delta_rule", "fused_recurrent_delta_rule"])
+def test_the_delta_rule_is_the_gated_one_without_gates(function):
+    q, k, v, _, beta, S = inputs()
+    delta = getattr(fla_ops, function)
+    found = outcome(lambda *x: delta(*x[:4], initial_state=x[4], **STATES), q, k, v, beta, S)
+    none = torch.zeros(B, T, H, dtype=torch.float64)
+    right = outcome(
+        lambda q, k, v, beta, S: fla_ops.chunk_gated_delta_rule(q, k, v, none, beta, initial_state=S, **STATES),
+        q, k, v, beta, S,
+    )  # fmt: skip
+    equal(found, right)
+
+
+def test_the_gated_delta_rule_is_kda_with_the_gate_broadcast():
+    q, k, v, g, beta, S = inputs(HV)
+    scalar = outcome(
+        lambda q, k, v, g, beta, S: fla_ops.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=S, **STATES),
+        q, k, v, g, beta, S,
+    )  # fmt: skip
+    vector = outcome(
+        lambda q, k, v, g, beta, S: fla_ops.chunk_kda(
+            q, k, v, g[..., None].expand(B, T, HV, K), beta, initial_state=S, **STATES
+        ),
+        q, k, v, g, beta, S,
+    )  # fmt: skip
+    equal(scalar, vector)
+
+
+@pytest.mark.parametrize("gates", [("g",), ("gk",), ("g", "gk"), ("gv",), ("g", "gk", "gv")])
+def test_every_gate_of_the_recurrent_form_multiplies(gates):
+    """Two gates of keys are one that is their sum, and no gate is one of 0; of values likewise."""
+    q, k, v, g, beta, S = inputs(HV)
+    given = {"g": g, "gk": -draw(B, T, HV, K).abs(), "gv": -draw(B, T, HV, V).abs()}
+    given = {name: given[name] for name in gates}
+    every = {"gk": sum(x if x.dim() == 4 else x[..., None].expand(B, T, HV, K) for n, x in given.items() if n != "gv")
+             + torch.zeros(B, T, HV, K, dtype=torch.float64),
+             "gv": given.get("gv", torch.zeros(B, T, HV, V, dtype=torch.float64))}  # fmt: skip
+    recurrent = fla_ops.fused_recurrent_gated_delta_rule
+    equal(outcome(lambda *x: recurrent(*x[:3], **given, beta=x[3], initial_state=x[4], **STATES), q, k, v, beta, S),
+          outcome(lambda *x: recurrent(*x[:3], **every, beta=x[3], initial_state=x[4], **STATES), q, k, v, beta, S))
+
+
+@pytest.mark.parametrize("function", ["simple_gla", "gla", "delta_rule", "gated_delta_rule"])
+def test_chunks_and_tokens_are_one_function(function):
+    q, k, v, g, beta, S = inputs()
+    gates = {"simple_gla": (g,), "gla": (g[..., None].expand(B, T, H, K),), "delta_rule": (beta,),
+             "gated_delta_rule": (g, beta)}[function]  # fmt: skip
+    chunk, recurrent = (getattr(fla_ops, f"{form}_{function}") for form in ("chunk", "fused_recurrent"))
+    names = {"simple_gla": ("g",), "gla": ("gk",), "delta_rule": ("beta",), "gated_delta_rule": ("g", "beta")}[function]
+    found = outcome(lambda *x: chunk(*x[:-1], initial_state=x[-1], **STATES), q, k, v, *gates, S)
+    with torch.no_grad():
+        walked = recurrent(q, k, v, **dict(zip(names, gates)), initial_state=S, **STATES)
+    equal(found[:2], walked)
+    equal(found, outcome(
+        lambda *x: recurrent(*x[:3], **dict(zip(names, x[3:-1])), initial_state=x[-1], **STATES), q, k, v, *gates, S
+    ))
+
+
+@pytest.mark.parametrize("function", ["simple_gla", "retention", "gla"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_reverse_is_the_sequence_turned_round(function, packed):
+    q, k, v, _, _, S = inputs()
+    recurrent = getattr(fla_ops, f"fused_recurrent_{function}")
+    options, turned = {"initial_state": S, **STATES}, {"initial_state": S, **STATES}
+    if packed:
+        q, k, v = (x.flatten(0, 1)[None] for x in (q, k, v))
+        options["cu_seqlens"], turned["cu_seqlens"] = torch.tensor([0, 30, 2 * T]), torch.tensor([0, 2 * T - 30, 2 * T])
+        turned["initial_state"] = S.flip(0)
+    o, state = recurrent(q, k, v, reverse=True, **options)
+    right, right_state = recurrent(*(x.flip(1) for x in (q, k, v)), **turned)
+    torch.testing.assert_close(o, right.flip(1), **CLOSE)
+    torch.testing.assert_close(state, right_state.flip(0) if packed else right_state, **CLOSE)
+
+
+def test_names_of_the_same_operator():
+    assert fla_ops.chunk_gdn is fla_ops.chunk_gated_delta_rule
+    assert fla_ops.fused_recurrent_gdn is fla_ops.fused_recurrent_gated_delta_rule
+
+
+def test_two_forms_of_one_decay_are_refused():
+    q, k, v, g, _, _ = inputs()
+    for name in ("chunk_simple_gla", "fused_chunk_simple_gla", "fused_recurrent_simple_gla"):
+        with pytest.raises(ValueError, match="`g` and `g_gamma`"):
+            getattr(fla_ops, name)(q, k, v, g, g_gamma=g[0, 0])
+
+
+def test_a_constant_decay_has_no_gradient():
+    q, k, v, _, _, _ = inputs()
+    rates = torch.tensor([-0.1, -0.2], dtype=torch.float64, requires_grad=True)
+    o, _ = fla_ops.chunk_simple_gla(q.requires_grad_(), k, v, g_gamma=rates)
+    (dq, drates) = torch.autograd.grad(o.sum(), (q, rates), allow_unused=True)
+    assert dq is not None and drates is None
