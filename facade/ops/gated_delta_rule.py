@@ -9,31 +9,19 @@ from torch import Tensor
 from facade import reference
 from facade.ops import kda
 from facade.ops.delta_rule import CHUNK_SIZE
-from facade.ops.kda import BETA_RANGE, HEADS, KEY_CHANNELS, LAYOUTS
-from fla_dispatch import ACCUMULATOR, Result, Rule, dispatch
+from facade.ops.kda import BETA_RANGE, GATE_OF_KERNEL, HEADS, KEY_CHANNELS, LAYOUTS, NO_CONTEXT, RETURNS
+from fla_dispatch import Rule, dispatch
 
 __all__ = ["chunk_gated_delta_rule", "chunk_gdn", "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn"]
 
-RETURNS = {
-    "o": Result("B T HV V", "q"),
-    "final_state": Result("N HV K V", ACCUMULATOR, when="output_final_state"),
-}
 GATE_INPUTS = Rule("A_log is not None", "the gate in the kernel needs `A_log`", when="use_gate_in_kernel")
-GATE_OF_KERNEL = Rule(
-    "use_gate_in_kernel or A_log is None and dt_bias is None",
-    "`A_log` and `dt_bias` belong to the gate in the kernel: set use_gate_in_kernel=True",
-)
 
 
 @dispatch(
     "gated_delta_rule",
     returns=RETURNS,
     rules=(
-        Rule(
-            "cp_context is None",
-            "context parallelism is not implemented; pass cp_context=None",
-            error=NotImplementedError,
-        ),
+        NO_CONTEXT,
         HEADS,
         KEY_CHANNELS,
         CHUNK_SIZE,

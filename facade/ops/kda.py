@@ -14,6 +14,15 @@ __all__ = ["chunk_kda", "fused_kda_gate", "fused_recurrent_kda", "kda_gate_chunk
 
 LAYOUTS = {"state_v_first": ("HV K V", "HV V K")}  # of every state, whatever it is one per
 
+RETURNS = {
+    "o": Result("B T HV V", "q"),
+    "final_state": Result("N HV K V", ACCUMULATOR, when="output_final_state"),
+}
+NO_CONTEXT = Rule(
+    "cp_context is None",
+    "context parallelism is not implemented; pass cp_context=None",
+    error=NotImplementedError,
+)
 HEADS = Rule("HV % H == 0", "the number of value heads must be a multiple of the number of query/key heads")
 KEY_CHANNELS = Rule("K <= 256", "a head has at most 256 key channels")
 CHUNK_SIZE = Rule("chunk_size in (32, 64)", "`chunk_size` must be either 32 or 64")
@@ -45,17 +54,12 @@ DECODING = {f"decode_{B}": dict(B=B, T=1, H=32, HV=32, K=128, V=128) for B in (1
 
 @dispatch(
     "kda",
-    returns={
-        "o": Result("B T HV V", "q"),
-        "final_state": Result("N HV K V", ACCUMULATOR, when="output_final_state"),
+    returns=RETURNS
+    | {
         "h": Result("B NT HV K V", "k", when="return_intermediate_states", omitted=True),
     },
     rules=(
-        Rule(
-            "cp_context is None",
-            "context parallelism is not implemented; pass cp_context=None",
-            error=NotImplementedError,
-        ),
+        NO_CONTEXT,
         HEADS,
         KEY_CHANNELS,
         CHUNK_SIZE,
@@ -197,10 +201,7 @@ def chunk_kda(
 
 @dispatch(
     "kda",
-    returns={
-        "o": Result("B T HV V", "q"),
-        "final_state": Result("N HV K V", ACCUMULATOR, when="output_final_state"),
-    },
+    returns=RETURNS,
     rules=(HEADS, KEY_CHANNELS, BETA_RANGE, GATE_INPUTS, GATE_OF_KERNEL),
     derive={"scale": "K ** -0.5"},
     layouts=LAYOUTS,
@@ -257,14 +258,7 @@ def fused_recurrent_kda(
         >>> o.shape, state.shape
         (torch.Size([2, 1, 2, 64]), torch.Size([2, 2, 32, 64]))
     """
-    inputs = (q, k, v, g, beta, initial_state, A_log, dt_bias)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        return reference.kda.chunk(
-            q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
-            use_beta_sigmoid_in_kernel, allow_neg_eigval, False, lower_bound, False, False, state_v_first, cu_seqlens,
-            A_log=A_log, dt_bias=dt_bias,
-        )  # fmt: skip
-    return reference.kda.recurrent(
+    return reference.kda.tokens(
         q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first, cu_seqlens,
     )  # fmt: skip

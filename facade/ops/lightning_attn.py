@@ -97,7 +97,7 @@ def fused_recurrent_lightning_attn(
         >>> o.shape
         torch.Size([1, 9, 2, 16])
     """
-    return reference.simple_gla.recurrent_or_chunk(
+    return reference.simple_gla.tokens(
         "fused_recurrent_lightning_attn", q, k, v, None,
         reference.simple_gla.lightning_rates(q.shape[2], layer_idx, num_layers, q.device),
         scale, initial_state, output_final_state, reverse=reverse, cu_seqlens=cu_seqlens,

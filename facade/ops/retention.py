@@ -125,7 +125,7 @@ def fused_recurrent_retention(
         >>> o.shape
         torch.Size([1, 9, 2, 16])
     """
-    return reference.simple_gla.recurrent_or_chunk(
+    return reference.simple_gla.tokens(
         "fused_recurrent_retention", q, k, v, None, reference.simple_gla.retention_rates(q.shape[2], q.device),
         scale, initial_state, output_final_state, reverse=reverse, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
     )  # fmt: skip

@@ -171,7 +171,7 @@ def fused_recurrent_simple_gla(
         >>> o.shape, state.shape
         (torch.Size([2, 1, 2, 16]), torch.Size([2, 2, 8, 16]))
     """
-    return reference.simple_gla.recurrent_or_chunk(
+    return reference.simple_gla.tokens(
         "fused_recurrent_simple_gla", q, k, v, g, g_gamma, scale, initial_state, output_final_state, reverse,
         state_v_first, cu_seqlens,
     )  # fmt: skip

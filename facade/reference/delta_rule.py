@@ -62,21 +62,22 @@ def tokens(
     use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, A_log=None, dt_bias=None,
     use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None,
 ):  # fmt: skip
-    """``recurrent``; where a gradient may be asked for in chunks, or by running it again."""
+    """``recurrent``; for gradients ``chunk``, or with more gates than it has the recurrence again."""
+    norm, gate, sigmoids = use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel
 
-    def run(q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias):
+    def walk(q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias):
         return recurrent(
-            q, k, v, g, gk, gv, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-            use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens,
+            q, k, v, g, gk, gv, beta, scale, initial_state, output_final_state, norm, gate, A_log, dt_bias, sigmoids,
+            allow_neg_eigval, state_v_first, cu_seqlens,
+        )  # fmt: skip
+
+    def in_chunks(q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias):
+        return chunk(
+            function, q, k, v, gk if g is None else g, beta, scale, initial_state, output_final_state, norm, gate,
+            A_log, dt_bias, sigmoids, allow_neg_eigval, state_v_first, cu_seqlens,
         )  # fmt: skip
 
     inputs = q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias
-    if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in inputs):
-        return run(*inputs)
-    if gv is None and (g is None or gk is None):
-        return chunk(
-            function, q, k, v, gk if g is None else g, beta, scale, initial_state, output_final_state,
-            use_qk_l2norm_in_kernel, use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval,
-            state_v_first, cu_seqlens,
-        )  # fmt: skip
-    return linear.tokenwise(function, run, *inputs, rows=None if cu_seqlens is not None else 8)
+    one_gate = gv is None and (g is None or gk is None)
+    rows = len(inputs) - 2 if cu_seqlens is None else None  # A_log and dt_bias have none
+    return linear.by_token(function, walk, inputs, in_chunks if one_gate else None, rows)

@@ -7,9 +7,7 @@ Per sequence and head, with a state S [K, V]:
 The recurrence and its chunk form are those of ``linear.py``, without erase. Value gates have no chunk form here.
 """
 
-import torch
-
-from facade.reference import linear
+from facade.reference import linear, simple_gla
 
 
 def recurrent(
@@ -29,30 +27,24 @@ def chunk(
     state_v_first=False, cu_seqlens=None,
 ):  # fmt: skip
     """``linear.chunk``; ``function`` is who asks, for messages."""
-    options = linear.Options(
-        function, erase=False, scale=q.shape[-1] ** -0.5 if scale is None else scale, final=output_final_state,
-        v_first=state_v_first, reverse=reverse,
-    )  # fmt: skip
-    return linear.chunk(options, q, k, v, g, initial_state=initial_state, cu_seqlens=cu_seqlens)
+    return simple_gla.chunk(
+        function, q, k, v, g, None, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens
+    )
 
 
 def tokens(
     function, q, k, v, gk=None, gv=None, scale=None, initial_state=None, output_final_state=False, reverse=False,
     state_v_first=False, cu_seqlens=None,
 ):  # fmt: skip
-    """``recurrent``; where a gradient may be asked for in chunks, or with value gates by running it again."""
+    """``recurrent``; for gradients ``chunk``, or with value gates the recurrence again."""
+    options = output_final_state, reverse, state_v_first, cu_seqlens
 
-    def run(*inputs):
-        q, k, v, gk, gv, initial_state = inputs
-        return recurrent(
-            q, k, v, gk, gv, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens
-        )
+    def walk(q, k, v, gk, gv, initial_state):
+        return recurrent(q, k, v, gk, gv, scale, initial_state, *options)
+
+    def in_chunks(q, k, v, gk, gv, initial_state):
+        return chunk(function, q, k, v, gk, scale, initial_state, *options)
 
     inputs = q, k, v, gk, gv, initial_state
-    if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in inputs):
-        return run(*inputs)
-    if gv is None:
-        return chunk(
-            function, q, k, v, gk, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens
-        )
-    return linear.tokenwise(function, run, *inputs, rows=len(inputs) if cu_seqlens is None else None)
+    rows = len(inputs) if cu_seqlens is None else None
+    return linear.by_token(function, walk, inputs, in_chunks if gv is None else None, rows)

@@ -46,3 +46,22 @@ def chunk(
         tile=min(linear.TILE, chunk_size),
     )  # fmt: skip
     return linear.chunk(options, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
+
+
+def tokens(
+    q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, initial_state=None, output_final_state=False,
+    use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False,
+    lower_bound=None, state_v_first=False, cu_seqlens=None,
+):  # fmt: skip
+    """``recurrent``, and ``chunk`` for gradients."""
+    options = dict(
+        scale=scale, output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval, lower_bound=lower_bound, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+    )  # fmt: skip
+
+    def form(run):
+        return lambda *x: run(*x[:5], A_log=x[5], dt_bias=x[6], initial_state=x[7], **options)
+
+    inputs = q, k, v, g, beta, A_log, dt_bias, initial_state
+    return linear.by_token("fused_recurrent_kda", form(recurrent), inputs, form(chunk))

@@ -152,6 +152,14 @@ def _walk(tokens, S, rounded, reverse):
     return o, state.view(S.shape)
 
 
+def by_token(function: str, run, inputs, chunk=None, rows: int | None = None):
+    """``run(*inputs)``, token by token; where a gradient may be asked for ``chunk(*inputs)``, the same function in
+    chunks, or without one ``tokenwise``."""
+    if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in inputs):
+        return run(*inputs)
+    return tokenwise(function, run, *inputs, rows=rows) if chunk is None else chunk(*inputs)
+
+
 def tokenwise(function: str, run, *tensors, rows: int | None = None):
     """``run(*tensors)``, a token recurrence, as one Function: backward runs it again under autograd.
 

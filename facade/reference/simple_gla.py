@@ -38,19 +38,20 @@ def chunk(
     )
 
 
-def recurrent_or_chunk(
+def tokens(
     function, q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, reverse=False,
     state_v_first=False, cu_seqlens=None,
 ):  # fmt: skip
-    """``chunk`` where a gradient may be asked for, which is the same function; else token by token."""
-    inputs = (q, k, v, g, initial_state)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        return chunk(
-            function, q, k, v, g, g_gamma, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens
-        )
-    return recurrent(
-        q, k, v, g, g_gamma, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens
-    )
+    """``recurrent``, and ``chunk`` for gradients."""
+    options = output_final_state, reverse, state_v_first, cu_seqlens
+
+    def walk(q, k, v, g, initial_state):
+        return recurrent(q, k, v, g, g_gamma, scale, initial_state, *options)
+
+    def in_chunks(q, k, v, g, initial_state):
+        return chunk(function, q, k, v, g, g_gamma, scale, initial_state, *options)
+
+    return linear.by_token(function, walk, (q, k, v, g, initial_state), in_chunks)
 
 
 def retention_rates(H: int, device) -> torch.Tensor:
@@ -61,14 +62,3 @@ def retention_rates(H: int, device) -> torch.Tensor:
 def lightning_rates(H: int, layer_idx: int, num_layers: int, device) -> torch.Tensor:
     """g_gamma [H] of lightning attention: -(8 / H) (1 - layer_idx / num_layers) h."""
     return -(8 / H) * (1 - layer_idx / num_layers) * torch.arange(H, dtype=torch.float32, device=device)
-
-
-def weights(q, k, g=None, scale=None):
-    """The quadratic form's weights [B, H, T, T]: scale (q_i . k_j) exp(G_i - G_j) for j <= i, G the sums of g."""
-    B, T, H, K = q.shape
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    A = torch.einsum("bihk,bjhk->bhij", q.to(wide), k.to(wide)) * (K**-0.5 if scale is None else scale)
-    if g is not None:
-        between = g.to(wide).transpose(1, 2).cumsum(-1)
-        A = A * (between[..., :, None] - between[..., None, :]).tril().exp()
-    return A.tril().to(q.dtype)

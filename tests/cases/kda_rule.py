@@ -13,7 +13,7 @@ BOTH = (True, False)
 WIDE = ("fp32", "bf16")
 HALF = ("bf16", "fp16")
 RULE = ("q", "g", "beta")
-REFLECTED = {"fp32": 1e-4, "bf16": 2e-2}  # what 4096 reflections may have moved a state
+REFLECTED = {"fp32": 1e-4, "bf16": 2e-2}  # what 4096 reflections may have moved a state on a GPU
 FLOOR = bounds.FLOOR["value"] * bounds.EPS  # of a result that is exact but for fp32 rounding
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -110,8 +110,8 @@ def errors_do_not_grow_with_length(trial, dtype):
 def reflections_come_back(trial, form, dtype, gradients):
     """C119: beta = 2, one unit key, v = 0: 4096 reflections are the identity, for the state and for its gradient.
 
-    But for rounding that adds up, in one direction or another with the order of a sum: the report gives 1e-4 in fp32
-    and 2e-2 for bf16 inputs.
+    On a GPU but for rounding that adds up, in one direction or another with the order of a sum: the report gives 1e-4
+    in fp32 and 2e-2 for bf16 inputs.
     """
     options = {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True} if form == "sigmoid" else {}
     arguments = _blank(trial, dtype, trial.sized(4096, brief=256), K=16, V=8, **options)
@@ -123,7 +123,7 @@ def reflections_come_back(trial, form, dtype, gradients):
     if gradients:
         loss = trial.cotangents(found, "last")["final_state"]
         errors["dinitial_state"] = bounds.error(found["dinitial_state"], loss)
-    assert max(errors.values()) <= trial.sized(REFLECTED[dtype], brief=FLOOR), errors
+    assert max(errors.values()) <= (FLOOR if trial.device.type == "cpu" else REFLECTED[dtype]), errors
 
 
 @hazard("C119", needs=("allow_neg_eigval",), T=(1, 63, 130), dtype=WIDE, brief={"T": (1, 65)})
@@ -189,3 +189,10 @@ def chunks_as_tokens(trial, variant, dtype):
         gradients = backward(results, leaves, {name: x.to(trial.device) for name, x in loss.items()})
         outcomes.append({name: x.detach() for name, x in results.items()} | gradients)
     trial.compare(shared, loss, *outcomes)
+    if dtype == "bf16" and trial.device.type != "cpu":  # one form multiplies bf16 numbers there, and the results round
+        return
+    dtype, tolerance = DTYPES[dtype], trial.operator.declaration.tolerance
+    eager = trial.oracle(shared, loss, dtype)
+    problems = [bounds.check(name, x, outcomes[1][name], tolerance, dtype, eager[name])
+                for name, x in outcomes[0].items()]
+    assert not any(problems), "\n".join(filter(None, problems))

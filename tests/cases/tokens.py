@@ -29,13 +29,13 @@ def later_tokens_change_nothing(trial, variant, dtype, gradients):
 
     All T in 2..80, three P each, as packed sequences of one call; and T around the chunk sizes as a batch.
     """
-    lengths = trial.sized(range(2, 81), brief=(65,))
+    lengths = trial.sized(range(2, 81), brief=(17, 65))
     if "cu_seqlens" in trial.names:
         pairs = [(T, P) for T in lengths for P in sorted({1, T // 2, T - 1})]
         offsets = torch.tensor([0] + [T for T, _ in pairs]).cumsum(0).tolist()
         earlier = torch.cat([torch.arange(T) < P for T, P in pairs])[None]
         _check_earlier(trial, earlier, gradients, variant=variant, dtype=dtype, offsets=offsets)
-    for T in trial.sized((2, 17, 31, 63, 64, 65, 80), brief=(17,)):
+    for T in trial.sized((2, 17, 31, 63, 64, 65, 80), brief=(65,)):
         positions = sorted({1, T // 2, T - 1})
         earlier = torch.arange(T) < torch.tensor(positions)[:, None]
         _check_earlier(trial, earlier, gradients, variant=variant, dtype=dtype, B=len(positions), T=T)
@@ -44,9 +44,11 @@ def later_tokens_change_nothing(trial, variant, dtype, gradients):
 def _check_earlier(trial, earlier, gradients, **given):
     before, other = (trial.arguments(**SMALL, **STATES, **given, seed=seed) for seed in (0, 1))
     after = before | {name: _choose(earlier, before[name], other[name]) for name in filter(trial.has_tokens, before)}
-    result, x = next(iter(trial.run(before, gradients=False).items()))
+    plain = trial.run(before, gradients=False)
+    result, x = next(iter(plain.items()))
     loss = {result: _choose(earlier, torch.randn(x.shape).to(x.dtype), torch.zeros_like(x))}
-    first, second = (trial.run(arguments, gradients=gradients, cotangents=loss) for arguments in (before, after))
+    first = trial.run(before, cotangents=loss) if gradients else plain
+    second = trial.run(after, gradients=gradients, cotangents=loss)
     assert not torch.equal(first[result], second[result])
     for name in first:
         if trial.has_tokens(name):

@@ -9,12 +9,13 @@ import pytest
 import torch
 from harness import bounds
 from harness.poison import poisoned_allocations
+from harness.subject import FLOATS
 from harness.trial import STATES, same
 
 from device.calls import layer, trial
 from tools.tune_launches import compile_ahead, forced, pickable, recorded
 
-DTYPES = ("fp32", "bf16")  # fp16 is multiplied as fp32, in the same configurations
+DTYPES = ("fp32", "bf16", "fp16")
 CHANNELS = (64, 100, 128, 256)
 PARTS = 4  # of the kernels of a call
 SIZES = {"B": 2, "T": 330, "H": 2, "HV": 4}
@@ -117,3 +118,8 @@ def test_any_number_of_programs(function, blocks):
         alone = t.run(own, cotangents=weights)
         same(alone, expected, names)
     t.compare(own, t.place(weights), alone)
+
+
+def test_every_dtype_is_meant():
+    """fp64 is what the others are held against."""
+    assert set(DTYPES) == set(FLOATS) - {"fp64"}
