@@ -119,6 +119,7 @@ def runs_straight(plan) -> bool:
         plan.backend is not None
         and not plan.facts.needs_grad
         and not plan.single
+        and not plan.constants
         and plan.facts.device.type in HOST_DEVICES
     )
 
@@ -139,6 +140,7 @@ def run_through(plan):
             return forward(call)[0]
 
     runner = runner if plan.backend is None or not plan.single else _first(runner)
+    runner = _detached(runner, plan.constants) if plan.constants else runner
     device = plan.facts.device
     if device.type in HOST_DEVICES or device.index is None:
         return runner
@@ -161,6 +163,11 @@ def several(positions: tuple[int, ...]):
 
 def _first(runner):
     return lambda call: runner(call)[0]
+
+
+def _detached(runner, constants):
+    """No graph through tensors that are declared to have no gradient, whoever runs."""
+    return lambda call: runner(call.with_tensors({name: getattr(call, name).detach() for name in constants}))
 
 
 # --- torch.compile ---------------------------------------------------------------------------------------------------

@@ -13,15 +13,16 @@ from fla_dispatch.sequences import Sequences
 class Plan:
     """What a ``Call`` shares with every other call of the same facts.
 
-    ``tensors`` holds the positions of those that are present, ``differentiable`` the dtypes of those with a gradient;
-    ``derived`` (position, value) of options that the declaration derives; ``run`` carries a call to its results;
-    ``forward`` is set where the backend's forward, less what it saves, is all there is to it.
+    ``tensors`` holds the positions of those that are present, ``differentiable`` the dtypes of those with a gradient,
+    ``constants`` the names of floating-point ones without; ``derived`` (position, value) of options that the
+    declaration derives; ``run`` carries a call to its results; ``forward`` is set where the backend's forward, less what it saves, is all there is to it.
     ``always_check`` is true where a rule or a product reads a size that varies, which the compiled path does not.
     """
 
     __slots__ = (
         "always_check",
         "backend",
+        "constants",
         "counts_chunks",
         "declaration",
         "derived",
@@ -48,6 +49,7 @@ class Plan:
         self.differentiable = {
             name: tensor.dtype for name, tensor in facts.tensors.items() if declaration.parameter(name).differentiable
         }
+        self.constants = tuple(name for name in facts.tensors if declaration.parameter(name).constant)
         self.wanted = declaration.wanted(facts.options)
         self.returned = tuple(n for n, r in declaration.results.items() if n in self.wanted or not r.omitted)
         self.single = tuple(declaration.results) == ("result",)

@@ -180,6 +180,42 @@ def test_nothing_is_kept_after_backward(backend):
         y.sum().backward()
 
 
+def test_a_backward_gets_what_hooks_unpacked(backend):
+    """Offloading and compression hand back other tensors; the graph itself keeps none of its own."""
+    x, w = leaf(), leaf()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: 3 * t):
+        y, _ = toy_scale(x, w)
+    assert [value for value in y.grad_fn.call.values if isinstance(value, torch.Tensor)] == []
+    y.sum().backward()
+    assert torch.equal(x.grad, 3 * w) and torch.equal(w.grad, 3 * x)
+
+
+@dispatch("toy_constant", returns={"y": Result("B T H", "x")}, constants=("rate",))
+def toy_decay(x: Float[Tensor, "B T H"], rate: Float[Tensor, "H"]):
+    """y = x * rate, by which it cannot be differentiated."""
+    return (x * rate.detach(),)
+
+
+class Decay(Backend):
+    name, operation = "toy_decay", "toy_constant"
+
+    def forward(self, call):
+        return (call.x * call.rate,), ()
+
+    def backward(self, call, saved, grads):
+        return {"x": grads["y"] * call.rate}
+
+
+def test_a_constant_has_no_gradient_and_asks_for_none(register):
+    register(Decay())
+    x, rate = leaf(), leaf(H)
+    (y,) = toy_decay(x, rate)
+    assert facade.last_route().backend == "toy_decay"
+    y.sum().backward()
+    assert torch.equal(x.grad, rate.expand(B, T, H)) and rate.grad is None
+    assert not toy_decay(x.detach(), rate)[0].requires_grad
+
+
 # --- twice -----------------------------------------------------------------------------------------------------------
 
 

@@ -124,6 +124,7 @@ def test_other_dtypes_are_refused_rather_than_widened():
     ({"rules": (Rule("windows > 0", "message"),)}, "windows"),
     ({"rules": (Rule("window > 0", "message", when="casual"),)}, "casual"),
     ({"same_dtype": [("q", "stat")]}, "stat"),
+    ({"constants": ["stat"]}, "stat"),
     ({"layouts": {"casual": ("H K V", "H V K")}}, "casual"),
     ({"derive": {"scal": "K ** -0.5"}}, "scal"),
     ({"derive": {"scale": "D ** -0.5"}}, "D"),

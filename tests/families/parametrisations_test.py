@@ -119,6 +119,51 @@ def test_every_gate_of_the_recurrent_form_multiplies(gates):
           outcome(lambda *x: recurrent(*x[:3], **every, beta=x[3], initial_state=x[4], **STATES), q, k, v, beta, S))
 
 
+def by_hand(q, k, v, S, beta=None, g=None, gk=None, gv=None):
+    """The recurrence as it is documented, with nothing shared with what it is held against."""
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
+    o = []
+    for t in range(T):
+        if g is not None:
+            S = torch.exp(g[:, t])[..., None, None] * S
+        if gk is not None:
+            S = torch.exp(gk[:, t])[..., :, None] * S
+        if gv is not None:
+            S = torch.exp(gv[:, t])[..., None, :] * S
+        u = v[:, t]
+        if beta is not None:
+            u = beta[:, t, :, None] * (u - torch.einsum("bhkv,bhk->bhv", S, k[:, t]))
+        S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], u)
+        o.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]) * K**-0.5)
+    return torch.stack(o, 1), S
+
+
+@pytest.mark.parametrize("gates", [(), ("gk",), ("gv",), ("gk", "gv")])
+def test_gla_by_hand(gates):
+    q, k, v, _, _, S = inputs()
+    given = {"gk": -draw(B, T, H, K).abs(), "gv": -draw(B, T, H, V).abs()}
+    leaves = [given[name] for name in gates]
+    equal(
+        outcome(lambda q, k, v, S, *x: fla_ops.fused_recurrent_gla(
+            q, k, v, **dict(zip(gates, x)), initial_state=S, **STATES), q, k, v, S, *leaves),
+        outcome(lambda q, k, v, S, *x: by_hand(q, k, v, S, **dict(zip(gates, x))), q, k, v, S, *leaves),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("gates", [(), ("g",), ("gk",), ("gv",), ("g", "gk"), ("g", "gk", "gv")])
+def test_the_gated_delta_rule_by_hand(gates):
+    q, k, v, g, beta, S = inputs(HV)
+    given = {"g": g, "gk": -draw(B, T, HV, K).abs(), "gv": -draw(B, T, HV, V).abs()}
+    leaves = [given[name] for name in gates]
+    recurrent = fla_ops.fused_recurrent_gated_delta_rule
+    equal(
+        outcome(lambda q, k, v, beta, S, *x: recurrent(
+            q, k, v, **dict(zip(gates, x)), beta=beta, initial_state=S, **STATES), q, k, v, beta, S, *leaves),
+        outcome(lambda q, k, v, beta, S, *x: by_hand(q, k, v, S, beta, **dict(zip(gates, x))), q, k, v, beta, S,
+                *leaves),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("function", ["simple_gla", "gla", "delta_rule", "gated_delta_rule"])
 def test_chunks_and_tokens_are_one_function(function):
     q, k, v, g, beta, S = inputs()
@@ -145,10 +190,12 @@ def test_reverse_is_the_sequence_turned_round(function, packed):
         q, k, v = (x.flatten(0, 1)[None] for x in (q, k, v))
         options["cu_seqlens"], turned["cu_seqlens"] = torch.tensor([0, 30, 2 * T]), torch.tensor([0, 2 * T - 30, 2 * T])
         turned["initial_state"] = S.flip(0)
-    o, state = recurrent(q, k, v, reverse=True, **options)
-    right, right_state = recurrent(*(x.flip(1) for x in (q, k, v)), **turned)
-    torch.testing.assert_close(o, right.flip(1), **CLOSE)
-    torch.testing.assert_close(state, right_state.flip(0) if packed else right_state, **CLOSE)
+    for gradients in (False, True):  # by token, and in chunks
+        q.requires_grad_(gradients)
+        o, state = recurrent(q, k, v, reverse=True, **options)
+        right, right_state = recurrent(*(x.flip(1) for x in (q, k, v)), **turned)
+        torch.testing.assert_close(o, right.flip(1), **CLOSE)
+        torch.testing.assert_close(state, right_state.flip(0) if packed else right_state, **CLOSE)
 
 
 def test_names_of_the_same_operator():
@@ -169,3 +216,5 @@ def test_a_constant_decay_has_no_gradient():
     o, _ = fla_ops.chunk_simple_gla(q.requires_grad_(), k, v, g_gamma=rates)
     (dq, drates) = torch.autograd.grad(o.sum(), (q, rates), allow_unused=True)
     assert dq is not None and drates is None
+    for function in (fla_ops.chunk_simple_gla, fla_ops.fused_recurrent_simple_gla):
+        assert not function(q.detach(), k, v, g_gamma=rates)[0].requires_grad
