@@ -15,7 +15,8 @@ class Plan:
 
     ``tensors`` holds the positions of those that are present, ``differentiable`` the dtypes of those with a gradient,
     ``constants`` the names of floating-point ones without; ``derived`` (position, value) of options that the
-    declaration derives; ``run`` carries a call to its results; ``forward`` is set where the backend's forward, less what it saves, is all there is to it.
+    declaration derives; ``run`` carries a call to its results; ``forward`` is set where the backend's forward, less
+    what it saves, is all there is to it.
     ``always_check`` is true where a rule or a product reads a size that varies, which the compiled path does not.
     """
 
