@@ -4,8 +4,8 @@ Everything else derives from it: binding, error messages, the torch.library sche
 benchmark shapes and documentation tables.
 """
 
+import functools
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -86,13 +86,15 @@ class Rule:
     error: type[Exception] = ValueError
     when: str | None = None
     names: tuple[str, ...] = field(init=False, default=())
-    holds: Callable = field(init=False, default=None, compare=False, repr=False)
+    code: types.CodeType = field(init=False, default=None, compare=False, repr=False)
 
     def __post_init__(self):
-        code = compile(self.condition, "<rule>", "eval")
-        object.__setattr__(self, "names", code.co_names)
-        arguments = ", ".join(code.co_names)
-        object.__setattr__(self, "holds", eval(f"lambda {arguments}: {self.condition}", {"__builtins__": {}}))
+        object.__setattr__(self, "code", compile(self.condition, "<rule>", "eval"))
+        object.__setattr__(self, "names", self.code.co_names)
+
+    def holds(self, *values) -> bool:
+        """Whether the condition is true of these values of ``names``."""
+        return eval(self.code, {"__builtins__": {}} | dict(zip(self.names, values, strict=True)))
 
     @property
     def varies(self) -> bool:
@@ -197,7 +199,7 @@ def declare(
         (names | {ACCUMULATOR}, [r.dtype for r in results.values() if isinstance(r.dtype, str)]),
         (names, [name for group in same_dtype for name in group]),
         ({p.name for p in parameters if isinstance(p, TensorParameter) and p.floating}, list(constants)),
-        (letters - VARYING, [name for expression in derive.values() for name in _names(expression)]),
+        (letters - VARYING, [name for expression in derive.values() for name in _expression(expression).co_names]),
     ):
         for name in used:
             if name not in known:
@@ -223,14 +225,14 @@ def declare(
     )
 
 
-def _names(expression: str) -> tuple[str, ...]:
-    return compile(expression, "<derive>", "eval").co_names
+@functools.cache
+def _expression(text: str) -> types.CodeType:
+    return compile(text, "<derive>", "eval")
 
 
 def _derivation(expression: str) -> Callable:
-    names = _names(expression)
-    value = eval(f"lambda {', '.join(names)}: {expression}", {"__builtins__": {}})
-    return lambda sizes: value(*(sizes[name] for name in names))
+    code = _expression(expression)
+    return lambda sizes: eval(code, {"__builtins__": {}}, sizes)
 
 
 def _parameter(
@@ -250,7 +252,7 @@ def _parameter(
                 f"{function}: cannot read the annotation {annotation!r} of {parameter.name}: "
                 "tensors are Float or Integer"
             )
-        shapes = tuple(parse_shape(re.sub(r"\s*\*\s*", "*", member.dim_str)) for member in members)
+        shapes = tuple(parse_shape(member.dim_str) for member in members)
         return TensorParameter(parameter.name, position, keyword_only, optional, shapes, dtypes, constant)
     if len(members) > 1 or members and members[0] not in (bool, int, float, torch.dtype, object):
         raise TypeError(f"{function}: cannot read the annotation {annotation!r} of {parameter.name}")

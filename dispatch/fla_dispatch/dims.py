@@ -4,7 +4,9 @@ A shape is a string of dimensions separated by spaces: ``"B T HV V"``. A dimensi
 plus a number (``"N+1"``) or a product of letters (``"HV*K"``, a flattened pair of axes).
 """
 
+import functools
 import math
+import re
 from dataclasses import dataclass
 
 DIMS = {
@@ -42,10 +44,11 @@ class Dim:
         return math.prod(sizes[letter] for letter in self.letters) + self.offset
 
 
+@functools.cache  # operators share their shapes
 def parse_shape(text: str) -> tuple[Dim, ...]:
     """``"N+1"`` → ``(Dim("N+1", ("N",), 1),)``. Raises ``ValueError`` on a letter that is not in ``DIMS``."""
     dims = []
-    for word in text.split():
+    for word in re.sub(r"\s*\*\s*", "*", text).split():
         product, _, offset = word.partition("+")
         letters = tuple(product.split("*"))
         unknown = [letter for letter in letters if letter not in DIMS]

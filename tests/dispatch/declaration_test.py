@@ -232,7 +232,9 @@ def test_library_op_has_the_schema():
 def test_declared_twice():
     """A notebook runs its cells again: the last declaration holds."""
     dispatch("toy_declaration", returns=RESULTS)(toy_declared)
+    before = torch.ops.fla.toy_declared.default
     again = dispatch("toy_declaration", returns=RESULTS)(toy_declared)
+    assert torch.ops.fla.toy_declared.default is not before
     assert operator_of("toy_declared") is again.operator and operators()["toy_declared"] is again.operator
 
 
