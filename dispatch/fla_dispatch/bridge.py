@@ -258,10 +258,8 @@ def _define_library_op(operator) -> None:
     def fake_forward(*inputs):
         *values, backend, keep = inputs
         call = prepare(values, backend)
-        shapes = [
-            (declaration.result_dims(declaration.results[r], call.facts.options), declaration.results[r].dtype)
-            for r in call.wanted
-        ]
+        wanted = [declaration.results[name] for name in call.wanted]
+        shapes = [(declaration.result_dims(r, call.facts.options, call.dims), r.dtype) for r in wanted]
         if keep and call.plan.backend is not None:
             shapes += [(saved.dims, saved.dtype) for saved in call.plan.backend.saves.values()]
         return [empty(call, dims, dtype) for dims, dtype in shapes]
@@ -338,6 +336,8 @@ def empty(call, dims, dtype) -> torch.Tensor:
 
 
 def result_dtype(facts, dtype) -> torch.dtype:
+    if isinstance(dtype, tuple):
+        return result_dtype(facts, next(d for d in dtype if facts.options.get(d, d) is not None))
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == ACCUMULATOR:

@@ -202,8 +202,8 @@ class Operator:
 
 
 def _varying(dim):
-    """("B", 0) for an axis whose size varies, None for one whose size belongs to the decision."""
-    return (dim.letters[0], dim.offset) if dim.varies and len(dim.letters) == 1 else None
+    """("B", 0) for an axis whose size varies, None for one whose size belongs to the decision of the compiled path."""
+    return (dim.letters[0], dim.offset) if len(dim.letters) == 1 and dim.letters[0] in ("B", "T", "N") else None
 
 
 _FRONT = """
