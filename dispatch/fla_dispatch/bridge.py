@@ -206,20 +206,26 @@ def await_library_op(operator) -> None:
 
 
 def library_op(function: str):
-    """The torch.library op of an operator."""
-    return getattr(getattr(torch.ops, NAMESPACE), function).default
+    """The torch.library op of an operator, with all that belongs to it."""
+    with _defining:
+        return getattr(getattr(torch.ops, NAMESPACE), function).default
 
 
-def _define_awaited(name: str):
-    """Define the op that ``torch.ops.fla`` was asked for and does not have yet; it then looks once more."""
+def _look_up(name: str):
+    """What ``torch.ops.fla`` was asked for and does not have yet, defined if it is awaited.
+
+    One thread at a time: the namespace by itself would give each of several another object.
+    """
+    namespace = getattr(torch.ops, NAMESPACE)
     with _defining:
         operator = _awaited.pop(name.removesuffix("_backward"), None)
         if operator is not None:
             _define_library_op(operator)
-    raise AttributeError(name)
+        found = vars(namespace).get(name)
+        return type(namespace).__getattr__(namespace, name) if found is None else found
 
 
-getattr(torch.ops, NAMESPACE).__getattr__ = _define_awaited  # one of this module, before that of its class
+getattr(torch.ops, NAMESPACE).__getattr__ = _look_up  # one of this module, before that of its class
 
 
 def _define_library_op(operator) -> None:
