@@ -106,6 +106,8 @@ def backends(function) -> list[dict]:
     from fla_dispatch import operator_of, registry
     from fla_dispatch.gates import FALLBACK
 
+    if not hasattr(function, "operator"):
+        return [{"name": "plain PyTorch", "available": True, "reason": None}]
     declaration = operator_of(function).declaration
     registered = registry.backends(declaration.operation, declaration.function)
     described = [_backend(backend) for backend in sorted(registered, key=lambda b: b.priority)]

@@ -33,6 +33,8 @@ def registered_cells(operators: dict) -> tuple[dict[str, list[str]], set[str]]:
 
     cells, unknown = {}, set()
     for name, function in operators.items():
+        if not hasattr(function, "operator"):  # a plain function
+            continue
         declaration = operator_of(function).declaration
         if declaration.function != name:  # another name of an operator
             continue

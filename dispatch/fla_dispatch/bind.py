@@ -12,8 +12,10 @@ import torch
 from fla_dispatch import errors
 from fla_dispatch.call import Facts, TensorFacts
 from fla_dispatch.declaration import Declaration, OptionParameter, TensorParameter
+from fla_dispatch.dims import VARYING
 from fla_dispatch.guard import is_fake, plain
 from fla_dispatch.registry import architecture
+from fla_dispatch.sequences import check_offsets
 
 PACKED = "cu_seqlens"  # the parameter that turns one row of tokens into N sequences
 HOST_COPY = "_cpu"  # what the name of a parameter that must be on the host ends with
@@ -131,16 +133,23 @@ def _present(function, parameter, values) -> bool:
 def _unify(declaration, tensors, options, packed) -> dict[str, int | None]:
     """Give every letter its size. A size that is not known (None) agrees with any."""
     function, sizes, origins, products = declaration.function, {}, {}, []
+    outer = None  # the first tensor with `...` in its shape
     if packed is not None and packed.dim() == 1:
         if packed.shape[0] == 0:
             raise errors.empty_cu_seqlens(function, PACKED)
         sizes["N"] = None if packed.shape[0] is None else packed.shape[0] - 1
     for name, tensor in tensors.items():
-        shapes = declaration.shapes_of(declaration.parameter(name), options)
+        parameter = declaration.parameter(name)
+        shapes = declaration.shapes_of(parameter, options)
         dims = next((shape for shape in shapes if len(shape) == tensor.dim()), None)
         texts = tuple(" ".join(dim.text for dim in shape) for shape in shapes)
         if dims is None:
             raise errors.wrong_rank(function, name, texts, tensor.shape)
+        if parameter.has_outer:
+            axes = len(dims) - len(shapes[0])
+            outer = outer or (name, axes, tensor.shape)
+            if axes != outer[1]:
+                raise errors.outer_axes_disagree(function, name, tensor.shape, outer[0], outer[2])
         text = " ".join(dim.text for dim in dims)
         for axis, dim in enumerate(dims):
             if len(dim.letters) > 1:
@@ -204,7 +213,7 @@ def _facts(declaration, tensors, options, sizes, device, traced) -> Facts:
         described[name] = TensorFacts(tensor.dtype, tensor.device, static)
     differentiable = [tensors[p.name] for p in declaration.tensors if p.differentiable and p.name in tensors]
     first = next(iter(tensors.values()))
-    static_sizes = {letter: _integer(size) for letter, size in sizes.items() if letter not in ("B", "T", "N")}
+    static_sizes = {letter: _integer(size) for letter, size in sizes.items() if letter not in VARYING}
     arch = first.arch if isinstance(first, Described) and first.arch else architecture(device)
     return Facts(
         declaration.function,
@@ -265,11 +274,7 @@ def _check_packed(function, tensors, T):
     }
     for name, tensor in on_host.items():
         offsets = tensor.tolist()
-        if offsets[0] != 0:
-            raise errors.cu_seqlens_start(function, name, offsets[0])
-        for index in range(1, len(offsets)):
-            if offsets[index] < offsets[index - 1]:
-                raise errors.cu_seqlens_order(function, name, index, offsets[index - 1], offsets[index])
+        check_offsets(function, name, offsets)
         if T is not None and offsets[-1] > T:
             raise errors.cu_seqlens_end(function, name, offsets[-1], T)
     if len(on_host) == 2 and packed.tolist() != host.tolist():

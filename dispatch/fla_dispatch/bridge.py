@@ -5,6 +5,7 @@ one autograd.Function), so in eager mode it is simply called; under compile it i
 """
 
 import contextlib
+import threading
 from operator import itemgetter
 
 import torch
@@ -174,6 +175,8 @@ def _detached(runner, constants):
 
 NAMESPACE = "fla"
 _libraries: dict[str, torch.library.Library] = {}
+_awaited: dict[str, object] = {}  # operators whose ops nobody has looked for yet
+_defining = threading.RLock()
 
 _SCHEMA_TYPES = {bool: "bool", int: "int", float: "float", torch.dtype: "ScalarType"}
 
@@ -192,17 +195,47 @@ def schema(declaration: Declaration) -> str:
     return ", ".join(words)
 
 
-def define_library_op(operator):
-    """Define ``fla::<function>`` and its backward; → the forward op, and what must be called once before it is traced:
-    telling autograd takes longer than all the rest, and an import defines every operator.
+def await_library_op(operator) -> None:
+    """Have ``fla::<function>`` defined when it is first looked for. That takes ten times as long as a declaration, and
+    an import declares every operator."""
+    name = operator.declaration.function
+    with _defining:
+        if name in _libraries:
+            _libraries.pop(name)._destroy()
+        _awaited[name] = operator
+
+
+def library_op(function: str):
+    """The torch.library op of an operator, with all that belongs to it."""
+    with _defining:
+        return getattr(getattr(torch.ops, NAMESPACE), function).default
+
+
+def _look_up(name: str):
+    """What ``torch.ops.fla`` was asked for and does not have yet, defined if it is awaited.
+
+    One thread at a time: the namespace by itself would give each of several another object.
+    """
+    namespace = getattr(torch.ops, NAMESPACE)
+    with _defining:
+        operator = _awaited.pop(name.removesuffix("_backward"), None)
+        if operator is not None:
+            _define_library_op(operator)
+        found = vars(namespace).get(name)
+        return type(namespace).__getattr__(namespace, name) if found is None else found
+
+
+getattr(torch.ops, NAMESPACE).__getattr__ = _look_up  # one of this module, before that of its class
+
+
+def _define_library_op(operator) -> None:
+    """Define ``fla::<function>`` and its backward.
 
     Both take the name of the backend, which is chosen while the graph is traced, so that the tensors kept for backward
     are known. ``fla::<function>`` returns the wanted results and then what the backend saves.
     """
     declaration = operator.declaration
     name, parameters = declaration.function, in_schema(declaration)
-    if name in _libraries:
-        _libraries.pop(name)._destroy()
     library = _libraries[name] = torch.library.Library(NAMESPACE, "FRAGMENT")
     arguments = schema(declaration)
     tags = (torch.Tag.pt2_compliant_tag,)
@@ -211,8 +244,6 @@ def define_library_op(operator):
         f"{name}_backward({arguments}, str backend, Tensor[] saved, Tensor?[] grads, bool[] wanted) -> Tensor[]",
         tags=tags,
     )
-    forward_op = getattr(torch.ops.fla, name).default
-    backward_op = getattr(torch.ops.fla, f"{name}_backward").default
     count = len(parameters)
 
     def prepare(values, backend):
@@ -233,10 +264,8 @@ def define_library_op(operator):
     def fake_forward(*inputs):
         *values, backend, keep = inputs
         call = prepare(values, backend)
-        shapes = [
-            (declaration.result_dims(declaration.results[r], call.facts.options), declaration.results[r].dtype)
-            for r in call.wanted
-        ]
+        wanted = [declaration.results[name] for name in call.wanted]
+        shapes = [(declaration.result_dims(r, call.facts.options, call.dims), r.dtype) for r in wanted]
         if keep and call.plan.backend is not None:
             shapes += [(saved.dims, saved.dtype) for saved in call.plan.backend.saves.values()]
         return [empty(call, dims, dtype) for dims, dtype in shapes]
@@ -269,6 +298,7 @@ def define_library_op(operator):
         kept = list(ctx.saved_tensors)
         values = [kept.pop(0) if present else v for v, present in zip(ctx.options, ctx.present, strict=True)]
         wanted = [bool(w) for w in ctx.needs_input_grad[:count]]
+        backward_op = library_op(f"{name}_backward")
         gradients = iter(backward_op(*values, ctx.backend, kept, list(grads[: ctx.results]), wanted))
         return *(next(gradients) if w else None for w in wanted), None, None
 
@@ -276,13 +306,9 @@ def define_library_op(operator):
     library.impl(f"{name}_backward", backward, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake_forward, lib=library)
     torch.library.register_fake(f"{NAMESPACE}::{name}_backward", fake_backward, lib=library)
-
-    def tell_autograd():
-        torch.library.register_autograd(
-            f"{NAMESPACE}::{name}", autograd_backward, setup_context=setup_context, lib=library
-        )
-
-    return forward_op, tell_autograd
+    torch.library.register_autograd(
+        f"{NAMESPACE}::{name}", autograd_backward, setup_context=setup_context, lib=library
+    )
 
 
 def _saved_count(operator, backend, keep) -> int:
@@ -316,6 +342,8 @@ def empty(call, dims, dtype) -> torch.Tensor:
 
 
 def result_dtype(facts, dtype) -> torch.dtype:
+    if isinstance(dtype, tuple):
+        return result_dtype(facts, next(d for d in dtype if facts.options.get(d, d) is not None))
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == ACCUMULATOR:

@@ -4,8 +4,8 @@ Everything else derives from it: binding, error messages, the torch.library sche
 benchmark shapes and documentation tables.
 """
 
+import functools
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fla_dispatch.dims import VARYING, Dim, parse_shape
+from fla_dispatch.dims import OUTER, VARYING, Dim, alternatives, fitting, parse_shape
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int32, torch.int64)
@@ -44,6 +44,11 @@ class TensorParameter:
         return self.floating and not self.constant
 
     @property
+    def has_outer(self) -> bool:
+        """Whether ``...`` is in its shape."""
+        return len(self.shapes) > 1 and any(dim.text in OUTER for dim in self.shapes[-1])
+
+    @property
     def shape_texts(self) -> tuple[str, ...]:
         return tuple(" ".join(dim.text for dim in shape) for shape in self.shapes)
 
@@ -61,16 +66,28 @@ class OptionParameter:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One result. ``when`` names the option that asks for it; unasked it is None, or left out if ``omitted``."""
+    """One result. ``when`` names the option that asks for it; unasked it is None, or left out if ``omitted``.
+
+    Of alternative shapes the longest holds whose letters the call gives a size. Of several dtypes the first holds that
+    is not an option left None.
+    """
 
     shape: str
-    dtype: str | torch.dtype  # a parameter's name (its dtype), ACCUMULATOR, or a dtype
+    dtype: str | torch.dtype | tuple[str | torch.dtype, ...]  # a parameter's name (its dtype), ACCUMULATOR, or a dtype
     when: str | None = None
     omitted: bool = False
-    dims: tuple[Dim, ...] = field(init=False, default=())
+    shapes: tuple[tuple[Dim, ...], ...] = field(init=False, default=())
 
     def __post_init__(self):
-        object.__setattr__(self, "dims", parse_shape(self.shape))
+        object.__setattr__(self, "shapes", alternatives(self.shape))
+
+    @property
+    def dtypes(self) -> tuple[str | torch.dtype, ...]:
+        return self.dtype if isinstance(self.dtype, tuple) else (self.dtype,)
+
+    @property
+    def counts_chunks(self) -> bool:
+        return any("NT" in dim.letters for shape in self.shapes for dim in shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +103,15 @@ class Rule:
     error: type[Exception] = ValueError
     when: str | None = None
     names: tuple[str, ...] = field(init=False, default=())
-    holds: Callable = field(init=False, default=None, compare=False, repr=False)
+    code: types.CodeType = field(init=False, default=None, compare=False, repr=False)
 
     def __post_init__(self):
-        code = compile(self.condition, "<rule>", "eval")
-        object.__setattr__(self, "names", code.co_names)
-        arguments = ", ".join(code.co_names)
-        object.__setattr__(self, "holds", eval(f"lambda {arguments}: {self.condition}", {"__builtins__": {}}))
+        object.__setattr__(self, "code", compile(self.condition, "<rule>", "eval"))
+        object.__setattr__(self, "names", self.code.co_names)
+
+    def holds(self, *values) -> bool:
+        """Whether the condition is true of these values of ``names``."""
+        return eval(self.code, {"__builtins__": {}} | dict(zip(self.names, values, strict=True)))
 
     @property
     def varies(self) -> bool:
@@ -140,8 +159,11 @@ class Declaration:
         """The parameter's shapes under the layout options that are set."""
         return tuple(self._laid_out(shape, options) for shape in parameter.shapes)
 
-    def result_dims(self, result: Result, options: Mapping[str, object]) -> tuple[Dim, ...]:
-        return self._laid_out(result.dims, options)
+    def result_dims(
+        self, result: Result, options: Mapping[str, object], sizes: Mapping[str, int] = {}
+    ) -> tuple[Dim, ...]:
+        shapes = result.shapes
+        return self._laid_out(shapes[0] if len(shapes) == 1 else fitting(shapes, {*sizes, "NT"}), options)
 
     def _laid_out(self, dims: tuple[Dim, ...], options: Mapping[str, object]) -> tuple[Dim, ...]:
         text = " ".join(dim.text for dim in dims)
@@ -194,10 +216,10 @@ def declare(
             [*derive, *layouts, *(r.when for r in results.values() if r.when), *([chunk_size] if chunk_size else [])],
         ),
         (names, [rule.when for rule in rules if rule.when]),
-        (names | {ACCUMULATOR}, [r.dtype for r in results.values() if isinstance(r.dtype, str)]),
+        (names | {ACCUMULATOR}, [d for r in results.values() for d in r.dtypes if isinstance(d, str)]),
         (names, [name for group in same_dtype for name in group]),
         ({p.name for p in parameters if isinstance(p, TensorParameter) and p.floating}, list(constants)),
-        (letters - VARYING, [name for expression in derive.values() for name in _names(expression)]),
+        (letters - VARYING, [name for expression in derive.values() for name in _expression(expression).co_names]),
     ):
         for name in used:
             if name not in known:
@@ -223,14 +245,14 @@ def declare(
     )
 
 
-def _names(expression: str) -> tuple[str, ...]:
-    return compile(expression, "<derive>", "eval").co_names
+@functools.cache
+def _expression(text: str) -> types.CodeType:
+    return compile(text, "<derive>", "eval")
 
 
 def _derivation(expression: str) -> Callable:
-    names = _names(expression)
-    value = eval(f"lambda {', '.join(names)}: {expression}", {"__builtins__": {}})
-    return lambda sizes: value(*(sizes[name] for name in names))
+    code = _expression(expression)
+    return lambda sizes: eval(code, {"__builtins__": {}}, sizes)
 
 
 def _parameter(
@@ -250,7 +272,7 @@ def _parameter(
                 f"{function}: cannot read the annotation {annotation!r} of {parameter.name}: "
                 "tensors are Float or Integer"
             )
-        shapes = tuple(parse_shape(re.sub(r"\s*\*\s*", "*", member.dim_str)) for member in members)
+        shapes = tuple(shape for member in members for shape in alternatives(member.dim_str))
         return TensorParameter(parameter.name, position, keyword_only, optional, shapes, dtypes, constant)
     if len(members) > 1 or members and members[0] not in (bool, int, float, torch.dtype, object):
         raise TypeError(f"{function}: cannot read the annotation {annotation!r} of {parameter.name}")

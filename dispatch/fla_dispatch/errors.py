@@ -86,6 +86,13 @@ def dims_disagree(function, name, dims, shape, letter, size, other, other_dims, 
     )
 
 
+def outer_axes_disagree(function, name, shape, other, other_shape):
+    return ValueError(
+        f"{function}: `{name}` has shape {_shape(shape)}, while `{other}` has shape {_shape(other_shape)}; "
+        "they must have the same axes in front"
+    )
+
+
 def wrong_product(function, name, dims, shape, position, expected, text):
     return ValueError(
         f"{function}: `{name}` [{dims}] must have {text} = {expected} in axis {position}, "

@@ -1,8 +1,9 @@
 """The public operator: what ``@dispatch`` makes of a declaration."""
 
+import builtins
 import functools
 import logging
-import threading
+import types
 from collections.abc import Mapping
 from operator import index
 
@@ -23,7 +24,6 @@ log = logging.getLogger("fla_dispatch")
 CACHED_DECISIONS = 1024  # per operator; beyond that the cache starts afresh
 
 _operators: dict[str, "Operator"] = {}
-_telling = threading.Lock()
 
 
 def dispatch(operation: str, **declared):
@@ -51,7 +51,7 @@ class Operator:
         }
         self._plans: dict[tuple, Plan] = {}
         self._told: set[tuple] = set()
-        self.library_op, self._tell_autograd = bridge.define_library_op(self)
+        bridge.await_library_op(self)
         self.compiled = (
             None
             if compiled is None
@@ -134,13 +134,6 @@ class Operator:
 
     # --- torch.compile ---
 
-    def ready_for_tracing(self) -> None:
-        """Give the torch.library op its gradient, once."""
-        with _telling:
-            if self._tell_autograd is not None:
-                self._tell_autograd()
-                self._tell_autograd = None
-
     def _with_opaque(self, values: list) -> list:
         """torch.library ops carry no opaque parameters; put their defaults back."""
         if len(values) == len(self.declaration.parameters):
@@ -209,16 +202,26 @@ class Operator:
 
 
 def _varying(dim):
-    """("B", 0) for an axis whose size varies, None for one whose size belongs to the decision."""
-    return (dim.letters[0], dim.offset) if dim.varies and len(dim.letters) == 1 else None
+    """("B", 0) for an axis whose size varies, None for one whose size belongs to the decision of the compiled path."""
+    return (dim.letters[0], dim.offset) if len(dim.letters) == 1 and dim.letters[0] in ("B", "T", "N") else None
 
 
 _FRONT = """
-def {name}({parameters}, **unknown):
+def front({parameters}, **unknown):
     if is_dynamo_compiling() or unknown:
-        return differently({by_name}, **unknown)
+        return differently(unknown, {in_order})
     return run({in_order})
 """
+
+
+@functools.cache
+def _front(positional: int, count: int) -> types.CodeType:
+    """The code behind public functions of ``count`` parameters: compiled once, for operators differ in names only."""
+    names = [f"_{position}" for position in range(count)]
+    words = [*names[:positional], *(["*"] if positional < count else []), *names[positional:]]
+    written = {}
+    exec(_FRONT.format(parameters=", ".join(words), in_order=", ".join(names)), written)
+    return written["front"].__code__
 
 
 def _public(operator: Operator):
@@ -228,33 +231,29 @@ def _public(operator: Operator):
     parameters because the interpreter binds those for less than a ``*args, **kwargs`` detour costs.
     """
     declaration = operator.declaration
-    words = [
-        f"{p.name}=defaults[{p.name!r}]" if p.name in operator.defaults else p.name for p in declaration.parameters
-    ]
-    if declaration.positional < len(words):
-        words.insert(declaration.positional, "*")
-    names = declaration.names
-    source = _FRONT.format(
-        name=declaration.function,
-        parameters=", ".join(words),
-        in_order=", ".join(names),
-        by_name=", ".join(f"{name}={name}" for name in names),
-    )
+    function, names, defaults = declaration.function, declaration.names, operator.defaults
     trace = _tracer(operator)
 
-    def differently(**arguments):
+    def differently(unknown, *values):
+        arguments = dict(zip(names, values, strict=True))
         if torch.compiler.is_dynamo_compiling():
-            return trace(**arguments)
-        return operator.call_in_python(**arguments)
+            return trace(**arguments, **unknown)
+        return operator.call_in_python(**arguments, **unknown)
 
     namespace = {
-        "defaults": operator.defaults,
+        "__builtins__": builtins,  # Dynamo looks there
         "differently": differently,
         "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
         "run": operator.compiled or operator.call_in_order,
     }
-    exec(compile(source, errors.FRONT.format(declaration.function), "exec"), namespace)
-    public = functools.update_wrapper(namespace[declaration.function], declaration.body)
+    code = _front(declaration.positional, len(names)).replace(
+        co_name=function, co_filename=errors.FRONT.format(function), co_varnames=(*names, "unknown")
+    )
+    positional = names[: declaration.positional]
+    required = next((i for i, name in enumerate(positional) if name in defaults), len(positional))
+    front = types.FunctionType(code, namespace, function, tuple(map(defaults.get, positional[required:])))
+    front.__kwdefaults__ = {name: defaults[name] for name in names[len(positional) :] if name in defaults}
+    public = functools.update_wrapper(front, declaration.body)
     public.operator = operator
     return public
 
@@ -265,7 +264,7 @@ def _public(operator: Operator):
 def _backend_for_graph(function: str, descriptions: tuple, options: tuple, needs_grad: bool) -> str:
     """Choose while a graph is traced, from what is constant in it; the graph keeps the backend it was traced with."""
     operator = _operators[function]
-    operator.ready_for_tracing()
+    bridge.library_op(function)  # there at the latest now
     tensors = iter(descriptions)
     rest = iter(options)
     values = []
@@ -294,7 +293,7 @@ _check_keywords._dynamo_marked_constant = True
 def _tracer(operator: Operator):
     """A closure over plain data that Dynamo traces into one ``fla::<function>`` node."""
     declaration = operator.declaration
-    function, op = declaration.function, operator.library_op
+    function = declaration.function
     tensors = tuple(
         (p.position, {len(shape): tuple(dim.varies for dim in shape) for shape in p.shapes}, p.differentiable)
         for p in declaration.tensors
@@ -328,6 +327,7 @@ def _tracer(operator: Operator):
                 values[position] = index(values[position])
         chosen = tuple(0.0 if p in free and values[p] is not None else values[p] for p in options)
         backend = _backend_for_graph(function, tuple(descriptions), chosen, needs_grad)
+        op = getattr(torch.ops.fla, function).default
         outputs = op(*(values[position] for position in in_schema), backend, needs_grad)
         if single:
             return outputs[0]

@@ -59,7 +59,7 @@ class Plan:
             for name, derive in declaration.derived.items()
             if facts.options[name] is None
         )
-        self.counts_chunks = any("NT" in dim.letters for name in self.wanted for dim in declaration.results[name].dims)
+        self.counts_chunks = any(declaration.results[name].counts_chunks for name in self.wanted)
         self.witnesses = self._witnesses()
         self.always_check = self._always_check()
         self.run = bridge.run_through(self)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from fla_dispatch import errors
+from fla_dispatch.declaration import INTEGERS
+
 _HOST_OFFSETS: dict[int, tuple[weakref.ref, int, tuple[int, ...]]] = {}
 
 
@@ -40,9 +43,51 @@ class Sequences:
 
     def chunk_indices(self, C: int) -> torch.Tensor:
         """[chunks, 2] int32 on the device: each chunk's sequence and its place in it."""
-        pairs = [(n, c) for n, length in enumerate(self.lengths) for c in range(-(-length // C))]
-        host = torch.tensor(pairs, dtype=torch.int32).reshape(-1, 2)
+        chunks = (torch.tensor(self.lengths, dtype=torch.long) + C - 1) // C
+        host = torch.stack(enumerated(chunks), 1).to(torch.int32)
         return host.to(self.device, non_blocking=True)
+
+
+def enumerated(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of things that come in groups of ``counts``: (the group of each, its place in it)."""
+    group = torch.arange(len(counts)).repeat_interleave(counts)
+    return group, torch.arange(len(group)) - (counts.cumsum(0) - counts)[group]
+
+
+def check_boundaries(function: str, cu_seqlens) -> torch.Tensor:
+    """``cu_seqlens``, if it is a vector of integers with at least one entry."""
+    if not isinstance(cu_seqlens, torch.Tensor):
+        raise errors.not_a_tensor(function, "cu_seqlens", "N+1", cu_seqlens)
+    if cu_seqlens.dtype not in INTEGERS:
+        raise errors.wrong_dtype(function, "cu_seqlens", INTEGERS, cu_seqlens.dtype)
+    if cu_seqlens.dim() != 1:
+        raise errors.wrong_rank(function, "cu_seqlens", ("N+1",), cu_seqlens.shape)
+    if len(cu_seqlens) == 0:
+        raise errors.empty_cu_seqlens(function, "cu_seqlens")
+    return cu_seqlens
+
+
+def check_offsets(function: str, name: str, offsets) -> None:
+    """Raise where boundaries on the host do not start at 0, or decrease."""
+    if offsets[0] != 0:
+        raise errors.cu_seqlens_start(function, name, offsets[0])
+    for index in range(1, len(offsets)):
+        if offsets[index] < offsets[index - 1]:
+            raise errors.cu_seqlens_order(function, name, index, offsets[index - 1], offsets[index])
+
+
+def offsets_on_host(
+    function: str, cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The boundaries as int64 on the host, checked. Waits for the device as ``host_offsets`` does."""
+    check_boundaries(function, cu_seqlens)
+    if cu_seqlens_cpu is not None and cu_seqlens_cpu.device.type != "cpu":
+        raise errors.must_be_on_host(function, "cu_seqlens_cpu", cu_seqlens_cpu.device)
+    offsets = host_offsets(cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu)
+    if cu_seqlens_cpu is not None and cu_seqlens.device.type == "cpu" and host_offsets(cu_seqlens) != offsets:
+        raise errors.host_copy_differs(function, "cu_seqlens_cpu", "cu_seqlens")
+    check_offsets(function, "cu_seqlens", offsets)
+    return torch.tensor(offsets)
 
 
 def host_offsets(cu_seqlens: torch.Tensor) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
 """The mathematics of every operator in plain PyTorch: one module per family, on any device.
 
 Each family has ``recurrent``, the token recurrence and oracle of all tests, and ``chunk``, the form that runs when no
-backend takes a call.
+backend takes a call. ``chunks`` and ``rows`` hold what is no recurrence.
 """
 
-from facade.reference import delta_rule, gla, kda, simple_gla
+from facade.reference import chunks, delta_rule, gla, kda, rows, simple_gla
 
-__all__ = ["delta_rule", "gla", "kda", "simple_gla"]
+__all__ = ["chunks", "delta_rule", "gla", "kda", "rows", "simple_gla"]

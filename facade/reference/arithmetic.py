@@ -28,6 +28,11 @@ def unit_backward(x, dunit):
     return (dunit - y * (y * dunit).sum(-1, keepdim=True)) * inverse
 
 
+def running_sum(x, dim, reverse=False):
+    """Sums from the first element along ``dim`` through each, or from each through the last."""
+    return x.flip(dim).cumsum(dim).flip(dim) if reverse else x.cumsum(dim)
+
+
 def aligned(x):
     """The last dimension padded with zeros to whole cache lines: then a product rounds alike in any batch."""
     return F.pad(x, (0, -x.shape[-1] % ALIGN)) if x.shape[-1] % ALIGN else x

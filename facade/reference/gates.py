@@ -2,7 +2,7 @@
 
 import torch
 
-from facade.reference.arithmetic import no_autocast, sigmoid, softplus, working_dtype
+from facade.reference.arithmetic import no_autocast, running_sum, sigmoid, softplus, working_dtype
 from facade.reference.sequences import sequences
 from fla_dispatch import refuse_double_backward
 
@@ -47,7 +47,8 @@ class _Gate(torch.autograd.Function):
             out = walk.new(g, *g.shape[2:], dtype=output_dtype)
             for span in walk.spans:
                 rows = span.gather(g, dtype).transpose(1, 2)
-                span.scatter(activation(rows, A_log, dt_bias, lower_bound).cumsum(1).mul_(factor).transpose(1, 2), out)
+                rows = running_sum(activation(rows, A_log, dt_bias, lower_bound), 1).mul_(factor)
+                span.scatter(rows.transpose(1, 2), out)
             return out
 
     @staticmethod
@@ -63,7 +64,7 @@ class _Gate(torch.autograd.Function):
                 dg, parts = walk.new(g, *g.shape[2:], dtype=dtype), []
                 for span in walk.spans:
                     rows, drows = (span.gather(x, dtype).transpose(1, 2) for x in (g, d))
-                    drows = drows.flip(1).cumsum(1).flip(1).mul_(factor)
+                    drows = running_sum(drows, 1, reverse=True).mul_(factor)
                     drows, *parameters = activation_backward(rows, A_log, dt_bias, ctx.lower_bound, drows)
                     span.scatter(drows.transpose(1, 2), dg)
                     parts.append(parameters)

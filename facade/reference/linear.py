@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from facade.reference import decay
 from facade.reference.arithmetic import ALIGN, aligned, no_autocast, sigmoid, unit, unit_backward, working_dtype
 from facade.reference.gates import SPAN, activation, activation_backward
-from facade.reference.sequences import sequences
+from facade.reference.sequences import sequences, turn, turn_boundaries
 from fla_dispatch import refuse_double_backward
 
 TILE = 32  # rows per chunk inside; divides the public chunk sizes
@@ -320,7 +320,7 @@ class _Chunk(torch.autograd.Function):
                 ctx.mark_non_differentiable(h)
             S = _leave(walk, S, inputs, options) if options.final else None
             if options.reverse:
-                o, S = _turn(o, cu_seqlens), _turn_states(S, cu_seqlens)
+                o, S = turn(o, cu_seqlens), _turn_states(S, cu_seqlens)
         ctx.set_materialize_grads(False)
         ctx.walk, ctx.options, ctx.boundaries = walk, options, cu_seqlens
         ctx.save_for_backward(*inputs, *kept)
@@ -332,7 +332,7 @@ class _Chunk(torch.autograd.Function):
         inputs, kept = _Inputs(*saved[:fields]), saved[fields:]
         with torch.no_grad(), no_autocast(inputs.q):
             if ctx.options.reverse:
-                do, dS = _turn(do, ctx.boundaries), _turn_states(dS, ctx.boundaries)
+                do, dS = turn(do, ctx.boundaries), _turn_states(dS, ctx.boundaries)
             grads = _chunk_backward(ctx.walk, ctx.options, inputs, kept, do, dS)
             if ctx.options.reverse:
                 grads, _ = _turned(_Inputs(*grads), ctx.boundaries)
@@ -342,17 +342,9 @@ class _Chunk(torch.autograd.Function):
 
 def _turned(inputs, cu_seqlens):
     """Inputs, or their gradients, and the boundaries of sequences that run from the last token to the first."""
-    tokens = (x if x is None or x.dim() == 1 else _turn(x, cu_seqlens) for x in inputs[:5])
+    tokens = (x if x is None or x.dim() == 1 else turn(x, cu_seqlens) for x in inputs[:5])
     turned = _Inputs(*tokens, _turn_states(inputs.initial_state, cu_seqlens), *inputs[6:])
-    return turned, None if cu_seqlens is None else cu_seqlens[-1] - cu_seqlens.flip(0)
-
-
-def _turn(x, cu_seqlens):
-    """Tokens [B, T, ...] in the other direction; those behind the last sequence stay."""
-    if x is None or cu_seqlens is None:
-        return None if x is None else x.flip(1)
-    end = int(cu_seqlens[-1])
-    return torch.cat((x[:, :end].flip(1), x[:, end:]), 1)
+    return turned, turn_boundaries(cu_seqlens)
 
 
 def _turn_states(S, cu_seqlens):

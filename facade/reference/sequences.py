@@ -21,6 +21,19 @@ def sequences(x, cu_seqlens, size, limit):
     return Packed(cu_seqlens, x.shape[1], size, limit, x.device)
 
 
+def turn(x, cu_seqlens):
+    """Tokens [B, T, ...] in the other direction; those behind the last sequence stay."""
+    if x is None or cu_seqlens is None:
+        return None if x is None else x.flip(1)
+    end = int(cu_seqlens[-1])
+    return torch.cat((x[:, :end].flip(1), x[:, end:]), 1)
+
+
+def turn_boundaries(cu_seqlens):
+    """Those of the sequences that ``turn`` makes."""
+    return None if cu_seqlens is None else cu_seqlens[-1] - cu_seqlens.flip(0)
+
+
 class Sequences:
     """``spans``; ``lengths`` in the caller's order, on the host; the methods below.
 
@@ -34,15 +47,20 @@ class Sequences:
 
         ``parts`` holds one [slots, ...] per span, shaped beyond that like ``state [N, ...]``.
         """
-        ratio = every // self.size
-        chunks = (self.lengths + every - 1) // every
-        first = chunks.cumsum(0) - chunks
-        out = state.new_empty(int(chunks.sum()), *state.shape[1:])
+        out = state.new_empty(int(self._chunks(every).sum()), *state.shape[1:])
         for span, part in zip(self.spans, parts):
-            slots = (span.steps % ratio == 0).nonzero().flatten()
-            target = first[span.sequences[slots]] + span.steps[slots] // ratio
-            out[target.to(out.device)] = part[slots.to(out.device)]
+            slots, places = (x.to(out.device) for x in self.places(span, every))
+            out[places] = part[slots]
         return out
+
+    def places(self, span, every):
+        """(The slots of a span that begin at a multiple of ``every`` tokens, their places among all such chunks.)"""
+        ratio, chunks = every // self.size, self._chunks(every)
+        slots = (span.steps % ratio == 0).nonzero().flatten()
+        return slots, (chunks.cumsum(0) - chunks)[span.sequences[slots]] + span.steps[slots] // ratio
+
+    def _chunks(self, every):
+        return (self.lengths + every - 1) // every
 
 
 class Dense(Sequences):

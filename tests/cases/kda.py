@@ -5,6 +5,7 @@ from harness.hazard import collect
 from harness.subject import Subject
 
 from cases import kda_gates, kda_rule, packed, states, tokens, training
+from cases.chunks import summed
 from facade import reference
 from facade.ops.kda import chunk_kda, fused_kda_gate, fused_recurrent_kda, kda_gate_chunk_cumsum
 
@@ -48,14 +49,7 @@ def gate(function: str, arguments: dict, dtype: torch.dtype):
     g = reference.kda.gate(**arguments)
     if function == "fused_kda_gate":
         return g
-    B, T = g.shape[:2]
-    offsets = [0, T] if cu_seqlens is None else cu_seqlens.tolist()
-    sums = [torch.zeros_like(g[:, 0])] * T
-    for start, end in zip(offsets, offsets[1:], strict=False):
-        for t in range(start, end):
-            fresh = (t - start) % chunk_size == 0
-            sums[t] = g[:, t] if fresh else sums[t - 1] + g[:, t]
-    return torch.stack(sums, 1) * (1 if scale is None else scale)
+    return summed(g, chunk_size, cu_seqlens) * (1 if scale is None else scale)
 
 
 RECURRENCE_AXES = {"scale": [None, 0.3], "lower_bound": [None, -5.0], "chunk_size": [64, 32]}

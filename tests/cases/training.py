@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 from harness.hazard import hazard, variants
 from harness.trial import STATES, same
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import facade
 
@@ -87,7 +87,8 @@ def checkpointing_changes_nothing(trial, variant, reentrant, narrow):
         return dict(zip(names, (x.grad for x in leaves)))
 
     expected = gradients(lambda function, *values: function(*values))
-    same(gradients(lambda function, *values: checkpoint(function, *values, use_reentrant=reentrant)), expected)
+    with set_checkpoint_early_stop(False):  # which spares an operator that keeps nothing
+        same(gradients(lambda function, *values: checkpoint(function, *values, use_reentrant=reentrant)), expected)
     assert len(seen) == 3 and seen[0] == seen[1] == seen[2], "forward and recomputation differ in dtypes"
     assert all(x.isfinite().all() for x in expected.values())
 

@@ -430,6 +430,21 @@ def test_export(strict):
             torch.testing.assert_close(program.module()(x), layer(x))
 
 
+LOADED = """
+import torch, facade.ops
+print(torch.export.load({!r}).module()(torch.ones(2, 70, 32)).double().sum().item())
+"""
+
+
+def test_an_exported_program_runs_in_another_process(fresh_python, tmp_path):
+    """It asks for the operator by name, before anybody has called it."""
+    layer, x, file = Layer().eval(), torch.ones(2, 70, 32), tmp_path / "layer.pt2"
+    with torch.no_grad():
+        torch.export.save(torch.export.export(layer, (x,)), file)
+        found = fresh_python(LOADED.format(str(file)))
+        assert float(found) == pytest.approx(layer(x).double().sum().item(), rel=1e-5)
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 

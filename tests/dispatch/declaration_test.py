@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fla_dispatch import ACCUMULATOR, Declaration, Result, Rule, bridge, dispatch, operator_of, operators
 from fla_dispatch.declaration import FLOATS, INTEGERS, OptionParameter, TensorParameter, declare
-from fla_dispatch.dims import DIMS, Dim, parse_shape
+from fla_dispatch.dims import DIMS, OUTER, Dim, alternatives, fitting, parse_shape
 
 
 def toy_declared(
@@ -159,6 +159,37 @@ def test_unknown_letter():
         parse_shape("B T X")
 
 
+def test_alternatives():
+    assert alternatives("B T H") == (parse_shape("B T H"),)
+    assert alternatives("B T H | B T H K") == (parse_shape("B T H"), parse_shape("B T H K"))
+    assert alternatives("...") == ((), *(parse_shape(" ".join(list(OUTER)[:n])) for n in range(1, 6)))
+    assert alternatives("... M M")[2] == parse_shape("A1 A2 M M")
+    assert fitting(alternatives("B T H | B T H K"), {"B", "T", "H"}) == parse_shape("B T H")
+    assert fitting(alternatives("B T H | B T H K"), {"B", "T", "H", "K"}) == parse_shape("B T H K")
+    assert fitting(alternatives("... K"), {"A1", "A2", "K"}) == parse_shape("A1 A2 K")
+    assert all(dim.varies for dim in alternatives("...")[-1])
+
+
+@dispatch("toy_rows", returns=Result("...", ("dtype", "x")))
+def toy_rows(x: Float[Tensor, "... K"], y: Float[Tensor, "... K"], dtype: torch.dtype | None = None):
+    """Rows of any shape."""
+    return (x * y).sum(-1).to(dtype or x.dtype)
+
+
+@pytest.mark.parametrize("outer", [(), (2,), (2, 3), (2, 1, 3, 1, 2)])
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_any_axes_before_the_last(outer, dtype):
+    """Eager, as fake tensors see it, and the same plan for other sizes of these axes."""
+    x, y = torch.randn(*outer, 4), torch.randn(*outer, 4)
+    found = toy_rows(x, y, dtype)
+    torch.testing.assert_close(found, (x * y).sum(-1).to(dtype or x.dtype))
+    (fake,) = torch.ops.fla.toy_rows(x.to("meta"), y.to("meta"), dtype, "reference", False)
+    assert (fake.shape, fake.dtype) == (found.shape, found.dtype)
+    plans = len(toy_rows.operator._plans)
+    toy_rows(torch.randn(*(n + 1 for n in outer), 4), torch.randn(*(n + 1 for n in outer), 4), dtype)
+    assert len(toy_rows.operator._plans) == plans
+
+
 def test_size_of_a_dimension():
     sizes = {"N": 3, "HV": 4, "K": 5}
     assert [dim.size(sizes) for dim in parse_shape("N+1 HV*K K")] == [4, 20, 5]
@@ -232,7 +263,9 @@ def test_library_op_has_the_schema():
 def test_declared_twice():
     """A notebook runs its cells again: the last declaration holds."""
     dispatch("toy_declaration", returns=RESULTS)(toy_declared)
+    before = torch.ops.fla.toy_declared.default
     again = dispatch("toy_declaration", returns=RESULTS)(toy_declared)
+    assert torch.ops.fla.toy_declared.default is not before
     assert operator_of("toy_declared") is again.operator and operators()["toy_declared"] is again.operator
 
 

@@ -31,6 +31,11 @@ def toy_errors(x: Float[Tensor, "B T H"], output_last: bool = False, kernel: int
     return x * 2, None
 
 
+@dispatch("toy_errors", returns=Result("... K", "x"))
+def toy_rows_of_errors(x: Float[Tensor, "... K"], y: Float[Tensor, "... K"]):
+    return x * y
+
+
 class Entered(AssertionError):
     """A kernel was reached by a call that should have been refused before."""
 
@@ -74,7 +79,8 @@ class Sentry(Backend):
 
     name, priority = "toy_sentry", -1
     handles = frozenset(n for f in (facade.ops.chunk_kda, facade.ops.fused_recurrent_kda, fused_kda_gate,
-                                    kda_gate_chunk_cumsum, toy_errors) for n in f.operator.declaration.names)
+                                    kda_gate_chunk_cumsum, toy_errors, toy_rows_of_errors)
+                        for n in f.operator.declaration.names)
 
     def __init__(self, operation):
         self.operation = operation
@@ -231,6 +237,9 @@ TABLE = [
     Message("wrong_option", TypeError, gate(output_dtype="float32"),
             "fused_kda_gate: `output_dtype` must be dtype, not str 'float32'"),
     # shapes, dtypes, devices
+    Message("outer_axes_disagree", ValueError, lambda: toy_rows_of_errors(zeros(2, 3, 4), zeros(3, 4)),
+            "toy_rows_of_errors: `y` has shape [3, 4], while `x` has shape [2, 3, 4]; they must have the same axes in "
+            "front"),
     Message("wrong_rank", ValueError, chunk(q=zeros(T, H, K)),
             "chunk_kda: `q` is [B, T, H, K], but a tensor of shape [5, 2, 3] was given"),
     Message("wrong_rank", ValueError, recurrent(beta=zeros(B, T)),
@@ -394,8 +403,8 @@ TABLE = [
             "<backends>"),
     Message("unknown_operator", ValueError, lambda: facade.explain("chunk_kad"),
             "no operator is called `chunk_kad`; did you mean `chunk_kda`?"),
-    Message("unknown_operator", ValueError, lambda: facade.explain("softmax"),
-            "no operator is called `softmax`; declared: <operators>"),
+    Message("unknown_operator", ValueError, lambda: facade.explain("quicksort"),
+            "no operator is called `quicksort`; declared: <operators>"),
     Message("wrong_gate", ValueError,
             with_variable("FLA_TOY_ERRORS", "yes", inside(lambda: only("toy_gated"), toy(zeros(B, T, H)))),
             "FLA_TOY_ERRORS must be 0 or 1, not 'yes'"),

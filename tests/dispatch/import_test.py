@@ -30,6 +30,20 @@ print(min(time.perf_counter() - wall, time.process_time() - work))
 """
 
 
+LOOKED_FOR = """
+import concurrent.futures, torch, facade.ops
+def ours():
+    return sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith("fla::"))
+print(ours())
+with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    gates = list(pool.map(lambda _: torch.ops.fla.fused_kda_gate.default, range(8)))
+print(len(set(gates)), *ours())
+g, A_log = torch.zeros(1, 4, 2, 8, device="meta"), torch.zeros(2, device="meta")
+print(gates[0](g, A_log, None, None, torch.float32, "reference", True)[0].shape)
+print(torch.ops.fla.chunk_gla_backward.default.name(), hasattr(torch.ops.fla, "chunk_kad"))
+"""
+
+
 def without(*packages) -> str:
     """A program's first line where these packages are not installed."""
     return f"import sys; sys.modules.update(dict.fromkeys({packages}))\n"
@@ -48,6 +62,13 @@ def test_imports_torch_and_jaxtyping_only(fresh_python):
 def test_costs_150_ms_over_torch(fresh_python):
     """Waiting for a core does not count."""
     assert statistics.median(float(fresh_python(SECONDS)) for _ in range(3)) <= 0.150
+
+
+def test_defines_library_ops_when_they_are_looked_for(fresh_python):
+    """None at import, where they would be most of the cost; then by name, in one thread of many, whole."""
+    assert fresh_python(LOOKED_FOR).splitlines() == [
+        "[]", "1 fla::fused_kda_gate fla::fused_kda_gate_backward", "torch.Size([1, 4, 2, 8])",
+        "fla::chunk_gla_backward False"]
 
 
 def test_works_without_optional_packages(fresh_python):

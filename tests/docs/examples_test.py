@@ -1,6 +1,7 @@
 """Every docstring example runs, and so does the README's."""
 
 import doctest
+import importlib
 import pkgutil
 import re
 from pathlib import Path
@@ -14,12 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 
 
+MODULES = [importlib.import_module(m.name) for m in pkgutil.walk_packages(facade.ops.__path__, "facade.ops.")]
+
+
 def _public():
-    return [
-        operator.public
-        for name, operator in operators().items()
-        if operator.declaration.body.__module__.startswith("facade.")
-    ]
+    """Every function that a module of operators itself defines."""
+    functions = (getattr(module, name) for module in MODULES for name in module.__all__)
+    return list(dict.fromkeys(functions))
 
 
 @pytest.mark.parametrize("function", _public(), ids=lambda f: f.__name__)
@@ -44,6 +46,6 @@ def test_links_lead_somewhere(document):
         assert "://" in target or (path.parent / target).exists(), f"{document} links to {target}"
 
 
-def test_every_module_of_operators_is_documented_here():
-    modules = {f"facade.ops.{module.name}" for module in pkgutil.iter_modules(facade.ops.__path__)}
-    assert {f.__module__ for f in _public()} == modules
+def test_every_operator_is_documented_here():
+    ours = {name for name, o in operators().items() if o.declaration.body.__module__.startswith("facade.")}
+    assert ours <= {f.__name__ for f in _public()}

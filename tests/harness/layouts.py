@@ -13,6 +13,8 @@ def _nan(shape, x):
 
 def strided(x: torch.Tensor) -> torch.Tensor:
     """Every other element of something wider: no stride is what it seems."""
+    if x.dim() == 0:
+        return x
     wide = _nan((*x.shape[:-1], 2 * x.shape[-1] + 3), x)
     wide[..., 1 : 2 * x.shape[-1] + 1 : 2] = x
     return wide[..., 1 : 2 * x.shape[-1] + 1 : 2]
@@ -20,6 +22,8 @@ def strided(x: torch.Tensor) -> torch.Tensor:
 
 def pitched(x: torch.Tensor) -> torch.Tensor:
     """A column slice of a fused projection: rows are further apart than they are long."""
+    if x.dim() == 0:
+        return x
     wide = _nan((*x.shape[:-1], x.shape[-1] + 8), x)
     wide[..., 5 : 5 + x.shape[-1]] = x
     return wide[..., 5 : 5 + x.shape[-1]]

@@ -15,13 +15,15 @@ FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 @dataclass(frozen=True)
 class Subject:
     """``make(name, shape, options, generator)`` → fp32 values of an input; ``oracle(function, arguments, dtype)`` runs
-    the mathematics, eagerly in ``dtype``; ``axes`` are options whose values a declaration cannot know."""
+    the mathematics, eagerly in ``dtype``; ``axes`` are options whose values a declaration cannot know, ``sizes`` those
+    of letters that only these operators have."""
 
     name: str
     functions: tuple[Callable, ...]
     make: Callable
     oracle: Callable
     axes: Mapping[str, list] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
     excluded: frozenset[str] = frozenset()  # options that a hazard of their own covers
     variants: Mapping[str, Mapping] = field(default_factory=lambda: {"plain": {}})  # options that hazards run under
     hazards: tuple[Hazard, ...] = ()
@@ -103,8 +105,10 @@ def build(subject: Subject, operator: Operator, sizes: Mapping[str, int], given:
     """Arguments on the CPU: ``given`` holds the dtype, options, and True for every optional tensor that is present."""
     declaration, generator = operator.declaration, torch.Generator().manual_seed(seed)
     options = {p.name: given[p.name] for p in declaration.options if p.name in given}
+    if "dtype" in options:  # of the results: an option here, while the case's is that of the inputs
+        options["dtype"] = torch.promote_types(FLOATS[given["dtype"]], torch.float32)
     built = dict(options)
-    sizes = {"N": len(offsets) - 1 if offsets else sizes["B"], **sizes}
+    sizes = {"N": len(offsets) - 1 if offsets else sizes["B"], **sizes, **subject.sizes}
     for p in declaration.tensors:
         if p.name.startswith("cu_seqlens"):
             if offsets and (p.name == "cu_seqlens" or given.get(p.name)):
@@ -125,7 +129,10 @@ def is_valid(subject: Subject, operator: Operator, case: Mapping) -> bool:
         return False
     (H, HV), (K, V) = case["heads"], case["channels"]
     known = {p.name: p.default for p in operator.declaration.options}
-    known |= case | {"H": H, "HV": HV, "K": K, "V": V, "cu_seqlens": packed or None, "inference": False}
+    ranks = {case[f"{p.name} rank"] for p in operator.declaration.tensors if p.has_outer and f"{p.name} rank" in case}
+    if len(ranks) > 1:  # `...` stands for the same axes of every tensor
+        return False
+    known |= case | subject.sizes | {"H": H, "HV": HV, "K": K, "V": V, "cu_seqlens": packed or None, "inference": False}
     known |= {p.name: True if case.get(p.name) else None for p in operator.declaration.tensors if p.optional
               and p.name != "cu_seqlens"}
     return all(rule.when and not known[rule.when] or rule.varies or rule.holds(*(known[name] for name in rule.names))

@@ -31,6 +31,7 @@ def chunk_kda(q):
 
 FIRES = [
     (house.no_vague_names, "facade/utils.py", ""),
+    (house.no_vague_names, "facade/ops/utils/helpers.py", ""),
     (house.no_vague_names, "kernels/gluon/fla_gluon/helpers/tile.py", ""),
     (house.no_vague_names, "tests/test_utils.py", ""),
     (house.no_vague_names, "docs/misc.md", ""),
@@ -54,6 +55,7 @@ FIRES = [
 
 SILENT = [
     (house.no_vague_names, "facade/reference/kda.py", ""),
+    (house.no_vague_names, "facade/ops/utils/cumsum.py", ""),
     (house.no_vague_names, "facade/ops/rwkv7.py", ""),
     (house.no_vague_names, "docs/miscellany_of_nothing.md", ""),
     (house.no_machine_paths, "tests/a_test.py", f"open('{TEMPORARY}x')"),

@@ -47,11 +47,17 @@ def test_lists_every_public_operator(program):
 
 
 def test_filter(program):
-    assert set(json.loads(program(inspect_fla_ops.main, "--filter", "CUMSUM", "--json").out)["operators"]) == {
+    assert set(json.loads(program(inspect_fla_ops.main, "--filter", "GATE_CHUNK", "--json").out)["operators"]) == {
         "kda_gate_chunk_cumsum"
     }
     ended = program(inspect_fla_ops.main, "--filter", "nothing_like_it")
     assert ended.status == 2 and ended.out == "" and len(ended.err.splitlines()) == 1
+
+
+def test_functions_that_are_no_operators(program):
+    described = json.loads(program(inspect_fla_ops.main, "--filter", "utils.pack", "--json").out)["operators"]
+    assert set(described) == {"pack_sequence", "unpack_sequence"}
+    assert all(entry["backends"][0]["name"] == "plain PyTorch" for entry in described.values())
 
 
 def test_signature_is_python_that_names_the_same_parameters(program):

@@ -1,0 +1,62 @@
+"""What operators over packed sequences and chunks are built from, under the names of ``fla.ops.utils``."""
+
+from facade.ops.utils.cumsum import (
+    chunk_global_cumsum,
+    chunk_global_cumsum_scalar,
+    chunk_global_cumsum_vector,
+    chunk_local_cumsum,
+    chunk_local_cumsum_scalar,
+    chunk_local_cumsum_vector,
+)
+from facade.ops.utils.index import (
+    get_max_num_splits,
+    prepare_block_csr,
+    prepare_chunk_indices,
+    prepare_chunk_indices_static,
+    prepare_chunk_offsets,
+    prepare_cu_seqlens_from_lens,
+    prepare_cu_seqlens_from_mask,
+    prepare_lens,
+    prepare_lens_from_mask,
+    prepare_position_ids,
+    prepare_sequence_ids,
+    prepare_token_indices,
+)
+from facade.ops.utils.matmul import addmm, matmul
+from facade.ops.utils.pack import pack_sequence, unpack_sequence
+from facade.ops.utils.pooling import mean_pooling
+from facade.ops.utils.sinkhorn import sinkhorn
+from facade.ops.utils.softmax import logsumexp_fwd, softmax_bwd, softmax_fwd, softplus
+from facade.ops.utils.solve_tril import solve_tril
+
+__all__ = [
+    "addmm",
+    "chunk_global_cumsum",
+    "chunk_global_cumsum_scalar",
+    "chunk_global_cumsum_vector",
+    "chunk_local_cumsum",
+    "chunk_local_cumsum_scalar",
+    "chunk_local_cumsum_vector",
+    "get_max_num_splits",
+    "logsumexp_fwd",
+    "matmul",
+    "mean_pooling",
+    "pack_sequence",
+    "prepare_block_csr",
+    "prepare_chunk_indices",
+    "prepare_chunk_indices_static",
+    "prepare_chunk_offsets",
+    "prepare_cu_seqlens_from_lens",
+    "prepare_cu_seqlens_from_mask",
+    "prepare_lens",
+    "prepare_lens_from_mask",
+    "prepare_position_ids",
+    "prepare_sequence_ids",
+    "prepare_token_indices",
+    "sinkhorn",
+    "softmax_bwd",
+    "softmax_fwd",
+    "softplus",
+    "solve_tril",
+    "unpack_sequence",
+]
