@@ -31,8 +31,10 @@ def dispatch(operation: str, **declared):
 
     Keywords: ``returns`` (a ``Result``, or a dict of them by name), ``rules``, ``derive`` (option → expression over
     dimension letters), ``layouts`` (option → (shape without it, with it)), ``same_dtype`` (groups of tensor names),
-    ``constants`` (floating-point tensors without a gradient), ``chunk_size`` (the option that chunks are counted by),
-    ``tolerance`` and ``shapes`` (named sizes for tests and benchmarks). See docs/api-and-dispatch.md.
+    ``constants`` (floating-point tensors without a gradient), ``composed`` (option → a function that makes a call in
+    which it is set of calls in which it is not, which are all that backends and the body see), ``chunk_size`` (the
+    option that chunks are counted by), ``tolerance`` and ``shapes`` (named sizes for tests and benchmarks). See
+    docs/api-and-dispatch.md.
     """
 
     def decorate(body):
@@ -49,6 +51,7 @@ class Operator:
             for p in declaration.parameters
             if isinstance(p, OptionParameter) or p.optional
         }
+        self.simple = self.defaults | dict.fromkeys(declaration.composed, False)  # what a backend sees unless told
         self._plans: dict[tuple, Plan] = {}
         self._told: set[tuple] = set()
         self.library_op, self._tell_autograd = bridge.define_library_op(self)
@@ -104,7 +107,7 @@ class Operator:
             chosen = self.backend_named(decider)
             route = registry.Route(facts.function, decider, (), "torch.compile")
         else:
-            chosen, route = registry.choose(facts, self.defaults, decider)
+            chosen, route = registry.choose(facts, self.simple, decider)
             self._tell(route, facts)
         return Plan(self.declaration, facts, chosen, route)
 
@@ -149,14 +152,28 @@ class Operator:
         in_schema = set(bridge.in_schema(self.declaration))
         return [next(given) if p in in_schema else p.default for p in self.declaration.parameters]
 
+    # --- composed calls ---
+
+    def simplified(self, values: list) -> list:
+        """Arranged values without composed options, and of several tensors in one place the first."""
+        given = dict(zip(self.declaration.names, values, strict=True))
+        composed = {name for name in self.declaration.composed if isinstance(given[name], int) and given[name] == 1}
+        if not composed:
+            return values
+        tensors = {p.name for p in self.declaration.tensors}
+        return [
+            False if name in composed else next(iter(v), None) if name in tensors and type(v) in (tuple, list) else v
+            for name, v in given.items()
+        ]
+
     # --- questions ---
 
     def explain(self, *args, **kwargs) -> registry.Route:
         """Who would run this call and why every other backend would not; runs nothing."""
-        values = bind.arrange(self.declaration, args, kwargs)
+        values = self.simplified(bind.arrange(self.declaration, args, kwargs))
         _, facts = bind.check(self.declaration, values)
         try:
-            return registry.choose(facts, self.defaults, Gates.read())[1]
+            return registry.choose(facts, self.simple, Gates.read())[1]
         except errors.BackendRefused as refusal:
             return registry.Route(facts.function, "none", (("forced", str(refusal)),))
 
@@ -220,9 +237,39 @@ def {name}({parameters}, **unknown):
     return run({in_order})
 """
 
+_COMPOSING_FRONT = """
+def {name}({parameters}, **unknown):
+    if {composed} or unknown:
+        return compose({by_name}, **unknown)
+    return simple({by_name})
+"""
+
 
 def _public(operator: Operator):
-    """The function users call.
+    """The function users call."""
+    trace = _tracer(operator)
+
+    def differently(**arguments):
+        if torch.compiler.is_dynamo_compiling():
+            return trace(**arguments)
+        return operator.call_in_python(**arguments)
+
+    public = _written_out(
+        _FRONT,
+        operator,
+        differently=differently,
+        is_dynamo_compiling=torch.compiler.is_dynamo_compiling,
+        run=operator.compiled or operator.call_in_order,
+    )
+    if operator.declaration.composed:
+        public = _written_out(_COMPOSING_FRONT, operator, compose=_composer(operator, public), simple=public)
+    public = functools.update_wrapper(public, operator.declaration.body)
+    public.operator = operator
+    return public
+
+
+def _written_out(front: str, operator: Operator, **names):
+    """The function of a template.
 
     Dynamo refuses C callables, so a thin Python front asks who is calling. It is written out with the operator's own
     parameters because the interpreter binds those for less than a ``*args, **kwargs`` detour costs.
@@ -233,30 +280,37 @@ def _public(operator: Operator):
     ]
     if declaration.positional < len(words):
         words.insert(declaration.positional, "*")
-    names = declaration.names
-    source = _FRONT.format(
+    source = front.format(
         name=declaration.function,
         parameters=", ".join(words),
-        in_order=", ".join(names),
-        by_name=", ".join(f"{name}={name}" for name in names),
+        in_order=", ".join(declaration.names),
+        by_name=", ".join(f"{name}={name}" for name in declaration.names),
+        composed=" or ".join(f"{option} is not False" for option in declaration.composed),
     )
-    trace = _tracer(operator)
-
-    def differently(**arguments):
-        if torch.compiler.is_dynamo_compiling():
-            return trace(**arguments)
-        return operator.call_in_python(**arguments)
-
-    namespace = {
-        "defaults": operator.defaults,
-        "differently": differently,
-        "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
-        "run": operator.compiled or operator.call_in_order,
-    }
+    namespace = {"defaults": operator.defaults, **names}
     exec(compile(source, errors.FRONT.format(declaration.function), "exec"), namespace)
-    public = functools.update_wrapper(namespace[declaration.function], declaration.body)
-    public.operator = operator
-    return public
+    return namespace[declaration.function]
+
+
+def _composer(operator: Operator, simple):
+    """What makes a call in which composed options are set of calls of ``simple``, in which they are not."""
+    declaration = operator.declaration
+
+    def compose(**arguments):
+        traced = torch.compiler.is_dynamo_compiling()
+        if traced:
+            _check_keywords(declaration.function, tuple(arguments))
+        values = bind.arrange(declaration, (), arguments)
+        arguments = dict(zip(declaration.names, values, strict=True))
+        if not traced:
+            bind.check(declaration, operator.simplified(values))
+        for option, composition in declaration.composed.items():
+            if arguments[option]:
+                return composition(simple, **arguments)
+        return simple(**arguments)
+
+    errors.composing.add(compose.__code__)
+    return compose
 
 
 # --- traced calls ---
@@ -277,7 +331,7 @@ def _backend_for_graph(function: str, descriptions: tuple, options: tuple, needs
             values.append(next(rest))
     with torch.set_grad_enabled(needs_grad or torch.is_grad_enabled()):
         _, facts = bind.check(operator.declaration, values, traced=True)
-    return registry.choose(facts, operator.defaults, Gates.read())[1].backend
+    return registry.choose(facts, operator.simple, Gates.read())[1].backend
 
 
 def _check_keywords(function: str, names: tuple) -> None:
