@@ -11,7 +11,12 @@ from facade.ops.gla import chunk_gla, fused_chunk_gla, fused_recurrent_gla
 from facade.ops.kda import chunk_kda, fused_recurrent_kda
 from facade.ops.lightning_attn import chunk_lightning_attn, fused_recurrent_lightning_attn
 from facade.ops.retention import chunk_retention, fused_chunk_retention, fused_recurrent_retention
-from facade.ops.simple_gla import chunk_simple_gla, fused_chunk_simple_gla, fused_recurrent_simple_gla
+from facade.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
+from facade.ops.simple_gla import (
+    chunk_simple_gla,
+    fused_chunk_simple_gla,
+    fused_recurrent_simple_gla,
+)
 
 __all__ = [
     "chunk_delta_rule",
@@ -21,6 +26,7 @@ __all__ = [
     "chunk_kda",
     "chunk_lightning_attn",
     "chunk_retention",
+    "chunk_rwkv6",
     "chunk_simple_gla",
     "fused_chunk_delta_rule",
     "fused_chunk_gla",
@@ -33,5 +39,6 @@ __all__ = [
     "fused_recurrent_kda",
     "fused_recurrent_lightning_attn",
     "fused_recurrent_retention",
+    "fused_recurrent_rwkv6",
     "fused_recurrent_simple_gla",
 ]
