@@ -262,6 +262,21 @@ def chunk(
     return (o, S, h) if options.every else (o, S)
 
 
+def attention(options, q, k, v, g=None, beta=None):
+    """P [B, HV, T, T] in q's dtype, with which o = P v where sequences start from no state: A, or (erase) A R beta, of
+    a chunk that holds the whole sequence. Carries no gradient."""
+    T = q.shape[1]
+    inputs = _Inputs(q, k, v, g, beta, initial_state=None, A_log=None, dt_bias=None, bonus=None)
+    with torch.no_grad(), no_autocast(q):
+        P = q.new_empty(len(q), v.shape[2], T, T)
+        for span in sequences(q, None, 1 << max(T - 1, 0).bit_length(), limit=1).spans:
+            rows = _rows(span, inputs, options)
+            _, pairs, inverse = _pairs(rows)
+            whole = pairs[:, 0] if inverse is None else torch.bmm(pairs[:, 0], inverse * rows.beta.transpose(1, 2))
+            P[span.states] = _by_slot(span, whole)[..., :T, :T].to(P.dtype)
+    return P
+
+
 class _Inputs(NamedTuple):
     q: torch.Tensor
     k: torch.Tensor
