@@ -73,6 +73,10 @@ def not_a_tensor(function, name, shape, value):
     return TypeError(f"{function}: `{name}` must be a tensor [{shape}], not {type(value).__name__}")
 
 
+def wrong_pair(function, name, wanted, count):
+    return TypeError(f"{function}: `{name}` must be a tensor or a pair {wanted}, not {count} values")
+
+
 def wrong_option(function, name, expected, value):
     return TypeError(f"{function}: `{name}` must be {expected}, not {type(value).__name__} {value!r}")
 

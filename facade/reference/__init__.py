@@ -4,6 +4,6 @@ Each family has ``recurrent``, the token recurrence and oracle of all tests, and
 backend takes a call.
 """
 
-from facade.reference import delta_rule, gla, kda, rwkv6, simple_gla
+from facade.reference import delta_rule, gla, kda, linear_attn, rwkv6, simple_gla
 
-__all__ = ["delta_rule", "gla", "kda", "rwkv6", "simple_gla"]
+__all__ = ["delta_rule", "gla", "kda", "linear_attn", "rwkv6", "simple_gla"]

@@ -230,6 +230,8 @@ TABLE = [
             "chunk_kda: `chunk_size` must be int, not NoneType None"),
     Message("wrong_option", TypeError, gate(output_dtype="float32"),
             "fused_kda_gate: `output_dtype` must be dtype, not str 'float32'"),
+    Message("wrong_pair", TypeError, lambda: facade.ops.chunk_linear_attn(*[zeros(B, T, H, K)] * 3, None, (None,) * 3),
+            "chunk_linear_attn: `initial_state` must be a tensor or a pair (S, z), not 3 values"),
     # shapes, dtypes, devices
     Message("wrong_rank", ValueError, chunk(q=zeros(T, H, K)),
             "chunk_kda: `q` is [B, T, H, K], but a tensor of shape [5, 2, 3] was given"),

@@ -24,7 +24,7 @@ BESIDE_THE_SNAPSHOT = {
 }  # fmt: skip
 
 ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
-FAMILIES = ("delta_rule", "gated_delta_rule", "gla", "kda", "lightning_attn", "retention", "rwkv6",
+FAMILIES = ("delta_rule", "gated_delta_rule", "gla", "kda", "lightning_attn", "linear_attn", "retention", "rwkv6",
             "simple_gla")
 PUBLIC = {name: getattr(module, name) for family in FAMILIES
           for module in [importlib.import_module(f"facade.ops.{family}")] for name in module.__all__}

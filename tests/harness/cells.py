@@ -16,6 +16,7 @@ CELLS = (
     ("gla", "reference", "cpu"),
     ("delta_rule", "reference", "cpu"),
     ("gated_delta_rule", "reference", "cpu"),
+    ("linear_attn", "reference", "cpu"),
     ("rwkv6", "reference", "cpu"),
     ("chunk_kda", "triton", "cpu"),
     ("fused_recurrent_kda", "triton", "cpu"),
