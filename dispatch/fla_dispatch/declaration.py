@@ -132,6 +132,7 @@ class Declaration:
     same_dtype: tuple[tuple[str, ...], ...]
     renamed: Mapping[str, str]
     removed: Mapping[str, str]
+    composed: Mapping[str, Callable]  # option → how a call in which it is set is made of calls in which it is not
     chunk_size: str | None  # the option that NT, the number of chunks, depends on
     tolerance: str
     named_shapes: Mapping[str, Mapping[str, object]]
@@ -187,6 +188,7 @@ def declare(
     layouts=None,
     same_dtype=(),
     constants=(),
+    composed=None,
     chunk_size=None,
     tolerance="default",
     shapes=None,
@@ -200,7 +202,7 @@ def declare(
     options = {p.name for p in parameters if isinstance(p, OptionParameter)}
     results = {"result": returns} if isinstance(returns, Result) else dict(returns)
     renamed = {old: new for old, new in RENAMED.items() if new in names}
-    derive, layouts = dict(derive or {}), dict(layouts or {})
+    derive, layouts, composed = dict(derive or {}), dict(layouts or {}), dict(composed or {})
     letters = {
         letter
         for p in parameters
@@ -213,7 +215,13 @@ def declare(
         (names | letters | {"inference"}, [name for rule in rules for name in rule.names]),
         (
             options,
-            [*derive, *layouts, *(r.when for r in results.values() if r.when), *([chunk_size] if chunk_size else [])],
+            [
+                *derive,
+                *layouts,
+                *composed,
+                *(r.when for r in results.values() if r.when),
+                *([chunk_size] if chunk_size else []),
+            ],
         ),
         (names, [rule.when for rule in rules if rule.when]),
         (names | {ACCUMULATOR}, [d for r in results.values() for d in r.dtypes if isinstance(d, str)]),
@@ -239,6 +247,7 @@ def declare(
         tuple(map(tuple, same_dtype)),
         renamed,
         REMOVED,
+        composed,
         chunk_size,
         tolerance,
         dict(shapes or {}),

@@ -12,14 +12,20 @@ import torch
 
 FRONT = "<front of {}>"  # the file name of a public operator's generated front
 _OURS = (os.path.dirname(__file__) + os.sep, FRONT.partition("{")[0])
+composing = set()  # code that makes calls of other calls: whoever called it is meant, not who wrote those
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line that called the operator."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=level)
+    level, depth, frame = None, 0, sys._getframe()
+    while frame is not None:
+        depth += 1
+        if frame.f_code in composing:
+            level = None
+        elif level is None and not frame.f_code.co_filename.startswith(_OURS):
+            level = depth
+        frame = frame.f_back
+    warnings.warn(message, category, stacklevel=depth if level is None else level)
 
 
 def _shape(shape) -> str:
@@ -65,6 +71,10 @@ def missing(function, names):
 
 def not_a_tensor(function, name, shape, value):
     return TypeError(f"{function}: `{name}` must be a tensor [{shape}], not {type(value).__name__}")
+
+
+def wrong_pair(function, name, wanted, count):
+    return TypeError(f"{function}: `{name}` must be a tensor or a pair {wanted}, not {count} values")
 
 
 def wrong_option(function, name, expected, value):

@@ -31,8 +31,10 @@ def dispatch(operation: str, **declared):
 
     Keywords: ``returns`` (a ``Result``, or a dict of them by name), ``rules``, ``derive`` (option → expression over
     dimension letters), ``layouts`` (option → (shape without it, with it)), ``same_dtype`` (groups of tensor names),
-    ``constants`` (floating-point tensors without a gradient), ``chunk_size`` (the option that chunks are counted by),
-    ``tolerance`` and ``shapes`` (named sizes for tests and benchmarks). See docs/api-and-dispatch.md.
+    ``constants`` (floating-point tensors without a gradient), ``composed`` (option → a function that makes a call in
+    which it is set of calls in which it is not, which are all that backends and the body see), ``chunk_size`` (the
+    option that chunks are counted by), ``tolerance`` and ``shapes`` (named sizes for tests and benchmarks). See
+    docs/api-and-dispatch.md.
     """
 
     def decorate(body):
@@ -49,6 +51,7 @@ class Operator:
             for p in declaration.parameters
             if isinstance(p, OptionParameter) or p.optional
         }
+        self.simple = self.defaults | dict.fromkeys(declaration.composed, False)  # what a backend sees unless told
         self._plans: dict[tuple, Plan] = {}
         self._told: set[tuple] = set()
         bridge.await_library_op(self)
@@ -104,7 +107,7 @@ class Operator:
             chosen = self.backend_named(decider)
             route = registry.Route(facts.function, decider, (), "torch.compile")
         else:
-            chosen, route = registry.choose(facts, self.defaults, decider)
+            chosen, route = registry.choose(facts, self.simple, decider)
             self._tell(route, facts)
         return Plan(self.declaration, facts, chosen, route)
 
@@ -142,14 +145,28 @@ class Operator:
         in_schema = set(bridge.in_schema(self.declaration))
         return [next(given) if p in in_schema else p.default for p in self.declaration.parameters]
 
+    # --- composed calls ---
+
+    def simplified(self, values: list) -> list:
+        """Arranged values without composed options, and of several tensors in one place the first."""
+        given = dict(zip(self.declaration.names, values, strict=True))
+        composed = {name for name in self.declaration.composed if isinstance(given[name], int) and given[name] == 1}
+        if not composed:
+            return values
+        tensors = {p.name for p in self.declaration.tensors}
+        return [
+            False if name in composed else next(iter(v), None) if name in tensors and type(v) in (tuple, list) else v
+            for name, v in given.items()
+        ]
+
     # --- questions ---
 
     def explain(self, *args, **kwargs) -> registry.Route:
         """Who would run this call and why every other backend would not; runs nothing."""
-        values = bind.arrange(self.declaration, args, kwargs)
+        values = self.simplified(bind.arrange(self.declaration, args, kwargs))
         _, facts = bind.check(self.declaration, values)
         try:
-            return registry.choose(facts, self.defaults, Gates.read())[1]
+            return registry.choose(facts, self.simple, Gates.read())[1]
         except errors.BackendRefused as refusal:
             return registry.Route(facts.function, "none", (("forced", str(refusal)),))
 
@@ -213,6 +230,13 @@ def front({parameters}, **unknown):
     return run({in_order})
 """
 
+_COMPOSING_FRONT = """
+def {name}({parameters}, **unknown):
+    if {composed} or unknown:
+        return compose({by_name}, **unknown)
+    return simple({by_name})
+"""
+
 
 @functools.cache
 def _front(positional: int, count: int) -> types.CodeType:
@@ -227,8 +251,8 @@ def _front(positional: int, count: int) -> types.CodeType:
 def _public(operator: Operator):
     """The function users call.
 
-    Dynamo refuses C callables, so a thin Python front asks who is calling. It is written out with the operator's own
-    parameters because the interpreter binds those for less than a ``*args, **kwargs`` detour costs.
+    Dynamo refuses C callables, so a thin Python front asks who is calling. It has the operator's own parameters because
+    the interpreter binds those for less than a ``*args, **kwargs`` detour costs.
     """
     declaration = operator.declaration
     function, names, defaults = declaration.function, declaration.names, operator.defaults
@@ -251,11 +275,53 @@ def _public(operator: Operator):
     )
     positional = names[: declaration.positional]
     required = next((i for i, name in enumerate(positional) if name in defaults), len(positional))
-    front = types.FunctionType(code, namespace, function, tuple(map(defaults.get, positional[required:])))
-    front.__kwdefaults__ = {name: defaults[name] for name in names[len(positional) :] if name in defaults}
-    public = functools.update_wrapper(front, declaration.body)
+    public = types.FunctionType(code, namespace, function, tuple(map(defaults.get, positional[required:])))
+    public.__kwdefaults__ = {name: defaults[name] for name in names[len(positional) :] if name in defaults}
+    if declaration.composed:
+        public = _composing(operator, public)
+    public = functools.update_wrapper(public, declaration.body)
     public.operator = operator
     return public
+
+
+def _composing(operator: Operator, simple):
+    """The front of an operator with composed options: calls in which one is set are made of calls of ``simple``."""
+    declaration = operator.declaration
+    words = [
+        f"{p.name}=defaults[{p.name!r}]" if p.name in operator.defaults else p.name for p in declaration.parameters
+    ]
+    if declaration.positional < len(words):
+        words.insert(declaration.positional, "*")
+    source = _COMPOSING_FRONT.format(
+        name=declaration.function,
+        parameters=", ".join(words),
+        by_name=", ".join(f"{name}={name}" for name in declaration.names),
+        composed=" or ".join(f"{option} is not False" for option in declaration.composed),
+    )
+    namespace = {"defaults": operator.defaults, "compose": _composer(operator, simple), "simple": simple}
+    exec(compile(source, errors.FRONT.format(declaration.function), "exec"), namespace)
+    return namespace[declaration.function]
+
+
+def _composer(operator: Operator, simple):
+    """What makes a call in which composed options are set of calls of ``simple``, in which they are not."""
+    declaration = operator.declaration
+
+    def compose(**arguments):
+        traced = torch.compiler.is_dynamo_compiling()
+        if traced:
+            _check_keywords(declaration.function, tuple(arguments))
+        values = bind.arrange(declaration, (), arguments)
+        arguments = dict(zip(declaration.names, values, strict=True))
+        if not traced:
+            bind.check(declaration, operator.simplified(values))
+        for option, composition in declaration.composed.items():
+            if arguments[option]:
+                return composition(simple, **arguments)
+        return simple(**arguments)
+
+    errors.composing.add(compose.__code__)
+    return compose
 
 
 # --- traced calls ---
@@ -276,7 +342,7 @@ def _backend_for_graph(function: str, descriptions: tuple, options: tuple, needs
             values.append(next(rest))
     with torch.set_grad_enabled(needs_grad or torch.is_grad_enabled()):
         _, facts = bind.check(operator.declaration, values, traced=True)
-    return registry.choose(facts, operator.defaults, Gates.read())[1].backend
+    return registry.choose(facts, operator.simple, Gates.read())[1].backend
 
 
 def _check_keywords(function: str, names: tuple) -> None:

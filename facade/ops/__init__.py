@@ -10,8 +10,15 @@ from facade.ops.gated_delta_rule import (
 from facade.ops.gla import chunk_gla, fused_chunk_gla, fused_recurrent_gla
 from facade.ops.kda import chunk_kda, fused_recurrent_kda
 from facade.ops.lightning_attn import chunk_lightning_attn, fused_recurrent_lightning_attn
-from facade.ops.retention import chunk_retention, fused_chunk_retention, fused_recurrent_retention
-from facade.ops.simple_gla import chunk_simple_gla, fused_chunk_simple_gla, fused_recurrent_simple_gla
+from facade.ops.linear_attn import chunk_linear_attn, fused_chunk_linear_attn, fused_recurrent_linear_attn
+from facade.ops.retention import chunk_retention, fused_chunk_retention, fused_recurrent_retention, parallel_retention
+from facade.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
+from facade.ops.simple_gla import (
+    chunk_simple_gla,
+    fused_chunk_simple_gla,
+    fused_recurrent_simple_gla,
+    parallel_simple_gla,
+)
 
 __all__ = [
     "chunk_delta_rule",
@@ -20,10 +27,13 @@ __all__ = [
     "chunk_gla",
     "chunk_kda",
     "chunk_lightning_attn",
+    "chunk_linear_attn",
     "chunk_retention",
+    "chunk_rwkv6",
     "chunk_simple_gla",
     "fused_chunk_delta_rule",
     "fused_chunk_gla",
+    "fused_chunk_linear_attn",
     "fused_chunk_retention",
     "fused_chunk_simple_gla",
     "fused_recurrent_delta_rule",
@@ -32,6 +42,10 @@ __all__ = [
     "fused_recurrent_gla",
     "fused_recurrent_kda",
     "fused_recurrent_lightning_attn",
+    "fused_recurrent_linear_attn",
     "fused_recurrent_retention",
+    "fused_recurrent_rwkv6",
     "fused_recurrent_simple_gla",
+    "parallel_retention",
+    "parallel_simple_gla",
 ]

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from facade import reference
 from facade.ops.kda import KEY_CHANNELS
-from facade.ops.simple_gla import DECODING, RETURNS, SHAPES
+from facade.ops.simple_gla import ATTENTIONS, DECODING, RETURNS, SHAPES
 from fla_dispatch import Rule, dispatch
 
-__all__ = ["chunk_delta_rule", "fused_chunk_delta_rule", "fused_recurrent_delta_rule"]
+__all__ = ["chunk_delta_rule", "fused_chunk_delta_rule", "fused_recurrent_delta_rule", "parallel_delta_rule"]
 
 CHUNK_SIZE = Rule("chunk_size in (16, 32, 64)", "`chunk_size` must be 16, 32 or 64")
 
@@ -169,3 +169,48 @@ def fused_recurrent_delta_rule(
         "fused_recurrent_delta_rule", q, k, v, None, None, None, beta, scale, initial_state, output_final_state,
         use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
     )  # fmt: skip
+
+
+@dispatch(
+    "delta_rule", returns=ATTENTIONS, rules=(KEY_CHANNELS,), derive={"scale": "K ** -0.5"},
+    same_dtype=[("q", "k", "v")], tolerance="delta_rule", shapes=SHAPES,
+)  # fmt: skip
+def parallel_delta_rule(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    beta: Float[Tensor, "B T H"],
+    scale: float | None = None,
+    output_attentions: bool = False,
+):
+    r"""The delta rule from no state, as attention: for looking at who reads whom.
+
+    Per sequence and head, with the rows of Q, K and V the tokens::
+
+        P = scale * tril(Q K^T) (I + tril(diag(beta) K K^T, -1))^-1 diag(beta)
+        O = P V
+
+    Args:
+        q, k, v, beta, scale: as for ``chunk_delta_rule``.
+        output_attentions: return P too.
+
+    Returns:
+        (o [B, T, H, V], P [B, H, T, T] in q's dtype or None). o is differentiable in q, k, v and beta, once; P carries
+        no gradient.
+
+    Raises:
+        ValueError, TypeError: arguments that disagree; the message names them.
+
+    Example:
+        >>> import torch
+        >>> from facade.ops.delta_rule import parallel_delta_rule
+        >>> q, v, beta = torch.randn(1, 9, 2, 8), torch.randn(1, 9, 2, 16), torch.rand(1, 9, 2)
+        >>> k = torch.nn.functional.normalize(torch.randn(1, 9, 2, 8), dim=-1)
+        >>> o, attentions = parallel_delta_rule(q, k, v, beta, output_attentions=True)
+        >>> torch.allclose(o, torch.einsum("bhij,bjhv->bihv", attentions, v), atol=1e-5)
+        True
+
+    Where this differs from ``fla.ops.delta_rule.parallel_delta_rule``: inputs are [B, T, H, ...] as everywhere, and
+    scale may be None.
+    """
+    return reference.delta_rule.parallel("parallel_delta_rule", q, k, v, beta, scale, output_attentions)

@@ -10,15 +10,20 @@ from torch import Tensor
 from facade import reference
 from fla_dispatch import ACCUMULATOR, Result, Rule, dispatch
 
-__all__ = ["chunk_simple_gla", "fused_chunk_simple_gla", "fused_recurrent_simple_gla"]
+__all__ = ["chunk_simple_gla", "fused_chunk_simple_gla", "fused_recurrent_simple_gla", "parallel_simple_gla"]
 
 LAYOUTS = {"state_v_first": ("H K V", "H V K")}
 RETURNS = {
     "o": Result("B T H V", "q"),
     "final_state": Result("N H K V", ACCUMULATOR, when="output_final_state"),
 }
+ATTENTIONS = {"o": RETURNS["o"], "attentions": Result("B H T T", "q", when="output_attentions")}
 ONE_DECAY = Rule("g is None or g_gamma is None", "`g` and `g_gamma` are two forms of one decay: give one of them")
 CHUNK_SIZE = Rule("chunk_size > 0 and chunk_size & (chunk_size - 1) == 0", "`chunk_size` must be a power of two")
+DENSE_ATTENTIONS = Rule(
+    "cu_seqlens is None", "`output_attentions` is for dense input: packed sequences have no one matrix",
+    when="output_attentions",
+)  # fmt: skip
 SHAPES = {
     "ci": dict(B=1, T=63, H=2, K=24, V=40),
     "train_8k": dict(B=1, T=8192, H=32, K=128, V=128),
@@ -174,4 +179,51 @@ def fused_recurrent_simple_gla(
     return reference.simple_gla.tokens(
         "fused_recurrent_simple_gla", q, k, v, g, g_gamma, scale, initial_state, output_final_state, reverse,
         state_v_first, cu_seqlens,
+    )  # fmt: skip
+
+
+@dispatch(
+    "simple_gla", returns=ATTENTIONS, rules=(DENSE_ATTENTIONS,), derive={"scale": "K ** -0.5"},
+    same_dtype=[("q", "k", "v")], tolerance="linear", shapes=SHAPES,
+)  # fmt: skip
+def parallel_simple_gla(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H"] | None = None,
+    scale: float | None = None,
+    output_attentions: bool = False,
+    cu_seqlens: Integer[Tensor, "N+1"] | None = None,
+    cu_seqlens_cpu: Integer[Tensor, "N+1"] | None = None,
+):
+    r"""Simple GLA from no state, as attention: for training, and for looking at who reads whom.
+
+    Per sequence and head, with G the sum of g from the first token through each::
+
+        P_ij = scale * (q_i . k_j) * exp(G_i - G_j) for j <= i, else 0
+        o_i  = sum_j P_ij v_j
+
+    Args:
+        q, k, v, g, scale, cu_seqlens, cu_seqlens_cpu: as for ``chunk_simple_gla``.
+        output_attentions: return P too. Not with cu_seqlens.
+
+    Returns:
+        (o [B, T, H, V], P [B, H, T, T] in q's dtype or None). o is differentiable in q, k, v and g, once; P carries no
+        gradient.
+
+    Raises:
+        ValueError, TypeError: arguments that disagree; the message names them. output_attentions with cu_seqlens too.
+
+    Example:
+        >>> import torch, facade.ops as fla_ops
+        >>> q, k, v = torch.randn(1, 9, 2, 8), torch.randn(1, 9, 2, 8), torch.randn(1, 9, 2, 16)
+        >>> o, attentions = fla_ops.parallel_simple_gla(q, k, v, -torch.rand(1, 9, 2), output_attentions=True)
+        >>> o.shape, attentions.shape
+        (torch.Size([1, 9, 2, 16]), torch.Size([1, 2, 9, 9]))
+        >>> torch.allclose(o, torch.einsum("bhij,bjhv->bihv", attentions, v), atol=1e-5)
+        True
+    """
+    return reference.simple_gla.parallel(
+        "parallel_simple_gla", q, k, v, g, None, scale, output_attentions,
+        cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu,
     )  # fmt: skip

@@ -4,6 +4,6 @@ Each family has ``recurrent``, the token recurrence and oracle of all tests, and
 backend takes a call. ``chunks`` and ``rows`` hold what is no recurrence.
 """
 
-from facade.reference import chunks, delta_rule, gla, kda, rows, simple_gla
+from facade.reference import chunks, delta_rule, gla, kda, linear_attn, rows, rwkv6, simple_gla
 
-__all__ = ["chunks", "delta_rule", "gla", "kda", "rows", "simple_gla"]
+__all__ = ["chunks", "delta_rule", "gla", "kda", "linear_attn", "rows", "rwkv6", "simple_gla"]

@@ -57,6 +57,15 @@ def chunk(
     return linear.chunk(options, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
 
 
+def parallel(function, q, k, v, beta, scale=None, output_attentions=False):
+    """``chunk`` from no state, and P [B, H, T, T] with o = P v, or None."""
+    o, _ = chunk(function, q, k, v, None, beta, scale)
+    if not output_attentions:
+        return o, None
+    options = linear.Options(function, erase=True, scale=q.shape[-1] ** -0.5 if scale is None else scale)
+    return o, linear.attention(options, q, k, v, None, beta)
+
+
 def tokens(
     function, q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, output_final_state=False,
     use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, A_log=None, dt_bias=None,

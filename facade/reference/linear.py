@@ -11,6 +11,11 @@ step size beta:
 
 Value head j reads with q and k of head j // (HV / H); state_v_first stores [V, K].
 
+With a bonus [HV, K] (RWKV-6, without erase) a token reads before it forgets and adds, and itself by the bonus:
+
+    o_t  = scale (S + (bonus k_t) v_t^T)^T q_t    read
+    S   <- diag(exp(g_t)) S + k_t v_t^T           forget, add
+
 Chunk form. A chunk of C rows starts from the state h. With `since` = sum of the gates from the start of the chunk
 through a row, `until` = sum behind a row to the end, and the decayed products of `decay.py` (q already scaled)
 
@@ -30,6 +35,9 @@ the rows of the chunk solve one triangular system instead of waiting for each ot
     d(q exp(since)) = do h^T,  d(k exp(since)) = -dr h^T,  d(k exp(until)) = u dh'^T,  dtotal = exp(total) sum_V h dh'
 
 q and k are two reads that share one decay, with output gradients do and -dr, so most lines are one product over both.
+
+With a bonus row i reads what row i - 1 would: q moves up by one row, what is read moves back down, and (q_i . (bonus
+k_i)) v_i is added. The first row, which reads h as it is, takes the place of the last: `since` is 0 there, and so is A.
 """
 
 import itertools
@@ -52,16 +60,16 @@ TILE = 32  # rows per chunk inside; divides the public chunk sizes
 
 
 def recurrent(
-    q, k, v, g=None, beta=None, gv=None, *, erase, scale=None, initial_state=None, output_final_state=False,
-    norm=False, reverse=False, state_v_first=False, cu_seqlens=None, compute_dtype=None,
+    q, k, v, g=None, beta=None, gv=None, *, erase, bonus=None, scale=None, initial_state=None,
+    output_final_state=False, norm=False, reverse=False, state_v_first=False, cu_seqlens=None, compute_dtype=None,
 ):  # fmt: skip
     """The recurrence of the module docstring, token by token: the oracle. Returns (o, final_state or None).
 
     q, k [B, T, H, K]; v [B, T, HV, V]; g [B, T, HV, K], [B, T, HV], [HV] (the same for every token) or None; gv
     [B, T, HV, V], by which value channels are forgotten too, or None; with erase beta [B, T, HV], or [B, T, HV, V] with
-    a step size per value channel; states [N, HV, K, V] ([N, HV, V, K] with state_v_first). ``reverse``: from the last
-    token to the first. Plain torch operations, differentiable by autograd. ``o`` has q's dtype, the state is fp32 (fp64
-    when computed in fp64).
+    a step size per value channel; bonus [HV, K] or None; states [N, HV, K, V] ([N, HV, V, K] with state_v_first).
+    ``reverse``: from the last token to the first. Plain torch operations, differentiable by autograd. ``o`` has q's
+    dtype, the state is fp32 (fp64 when computed in fp64).
 
     compute_dtype: fp32, or fp64 for fp64 q, when None. With bf16 or fp16 every vector of a token is rounded to it,
     while the state stays fp32: the error of this run is what an eager implementation in that dtype would have.
@@ -86,6 +94,7 @@ def recurrent(
         alpha = torch.exp(g.clamp(max=decay.largest_exponent(dtype)))
         tokens = [rounded(aligned(x)) for x in (q, k, v, alpha)]
         tokens.append(None if gv is None else rounded(aligned(torch.exp(gv[:, :end].to(dtype)))))
+        tokens.append(None if bonus is None else rounded(aligned(bonus.to(dtype) * k)))
         if erase:
             beta = beta[:, :end].to(dtype)
             tokens.append(rounded(aligned(beta if beta.dim() == 4 else beta[..., None].expand_as(v))))
@@ -128,25 +137,29 @@ def _every_channel(g, like, HV, end):
 
 
 def _walk(tokens, S, rounded, reverse):
-    """(q, k, v, exp(g), exp(gv) or None, and for a delta rule beta) [B, T, HV, ...], from S [B, HV, K, V]; returns
-    (o, S)."""
-    q, k, v, alpha, alpha_v, *step = tokens
+    """(q, k, v, exp(g), exp(gv) or None, bonus * k or None, and for a delta rule beta) [B, T, HV, ...], from
+    S [B, HV, K, V]; returns (o, S)."""
+    q, k, v, alpha, alpha_v, own, *step = tokens
     B, T, HV, V = v.shape
-    columns = [x.transpose(0, 1).reshape(T, B * HV, x.shape[3], 1).unbind() for x in (k, alpha)]
-    rows = [x.transpose(0, 1).reshape(T, B * HV, 1, x.shape[3]).unbind() for x in (q, k, v, *step)]
-    forget_v = [None] * T
-    if alpha_v is not None:
-        forget_v = alpha_v.transpose(0, 1).reshape(T, B * HV, 1, V).unbind()
+
+    def each(x, axis):
+        return [None] * T if x is None else x.transpose(0, 1).flatten(1, 2).unsqueeze(axis).unbind()
+
+    columns = [each(x, 3) for x in (own, k, alpha)]
+    rows = [each(x, 2) for x in (alpha_v, q, k, v, *step)]
     state, outputs = S.flatten(0, 1), []
-    order = list(zip(forget_v, *columns, *rows))
-    for alpha_v_t, k_column, alpha_t, q_t, k_t, u, *beta_t in reversed(order) if reverse else order:
+    order = list(zip(*columns, *rows))
+    for own_t, k_column, alpha_t, alpha_v_t, q_t, k_t, u, *beta_t in reversed(order) if reverse else order:
+        if own is not None:
+            outputs.append(torch.bmm(q_t, torch.baddbmm(state, own_t, u)))
         state = alpha_t * state
         if alpha_v_t is not None:
             state = state * alpha_v_t
         if beta_t:
             u = rounded(beta_t[0] * rounded(u - rounded(torch.bmm(k_t, state))))
         state = torch.baddbmm(state, k_column, u)
-        outputs.append(torch.bmm(q_t, state))
+        if own is None:
+            outputs.append(torch.bmm(q_t, state))
     outputs = outputs[::-1] if reverse else outputs
     o = torch.stack(outputs).view(T, B, HV, V).transpose(0, 1) if outputs else v
     return o, state.view(S.shape)
@@ -228,7 +241,9 @@ class Options(NamedTuple):
     reverse: bool = False  # from the last token of each sequence to the first
 
 
-def chunk(options, q, k, v, g=None, beta=None, initial_state=None, A_log=None, dt_bias=None, cu_seqlens=None):
+def chunk(
+    options, q, k, v, g=None, beta=None, initial_state=None, A_log=None, dt_bias=None, cu_seqlens=None, bonus=None
+):
     """The same function as ``recurrent``, in chunks, with its own backward. Returns (o, final_state or None).
 
     g [B, T, HV, K], [B, T, HV], [HV] (the same for every token, and no gradient) or None. With ``every`` also h
@@ -243,8 +258,23 @@ def chunk(options, q, k, v, g=None, beta=None, initial_state=None, A_log=None, d
     reads is saved, about twenty times the size of q.
     """
     grad = torch.is_grad_enabled()
-    o, S, h = _Chunk.apply(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, options, grad)
+    o, S, h = _Chunk.apply(q, k, v, g, beta, initial_state, A_log, dt_bias, bonus, cu_seqlens, options, grad)
     return (o, S, h) if options.every else (o, S)
+
+
+def attention(options, q, k, v, g=None, beta=None):
+    """P [B, HV, T, T] in q's dtype, with which o = P v where sequences start from no state: A, or (erase) A R beta, of
+    a chunk that holds the whole sequence. Carries no gradient."""
+    T = q.shape[1]
+    inputs = _Inputs(q, k, v, g, beta, initial_state=None, A_log=None, dt_bias=None, bonus=None)
+    with torch.no_grad(), no_autocast(q):
+        P = q.new_empty(len(q), v.shape[2], T, T)
+        for span in sequences(q, None, 1 << max(T - 1, 0).bit_length(), limit=1).spans:
+            rows = _rows(span, inputs, options)
+            _, pairs, inverse = _pairs(rows)
+            whole = pairs[:, 0] if inverse is None else torch.bmm(pairs[:, 0], inverse * rows.beta.transpose(1, 2))
+            P[span.states] = _by_slot(span, whole)[..., :T, :T].to(P.dtype)
+    return P
 
 
 class _Inputs(NamedTuple):
@@ -256,16 +286,18 @@ class _Inputs(NamedTuple):
     initial_state: torch.Tensor | None
     A_log: torch.Tensor | None
     dt_bias: torch.Tensor | None
+    bonus: torch.Tensor | None
 
 
 class _Rows(NamedTuple):
     """The rows of a span; n = slots * HV."""
 
-    reads: torch.Tensor  # [n, R, C, K]  q (scaled) and, to erase, k
+    reads: torch.Tensor  # [n, R, C, K]  q (scaled; with a bonus, moved up by one row) and, to erase, k
     keys: torch.Tensor  # [n, C, K]
     v: torch.Tensor  # [n, C, V]
     g: torch.Tensor  # [n, C, K]
     beta: torch.Tensor | None  # [n, C, 1 or V]
+    bonus: torch.Tensor | None  # [n, 1, K]
 
 
 class _States(NamedTuple):
@@ -283,8 +315,8 @@ class _Chunk(torch.autograd.Function):
     """One Function on the raw arguments, so that it differentiates where autograd sees nothing but Functions."""
 
     @staticmethod
-    def forward(ctx, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, options, grad):
-        inputs = _Inputs(q, k, v, g, beta, initial_state, A_log, dt_bias)
+    def forward(ctx, q, k, v, g, beta, initial_state, A_log, dt_bias, bonus, cu_seqlens, options, grad):
+        inputs = _Inputs(q, k, v, g, beta, initial_state, A_log, dt_bias, bonus)
         if options.reverse:
             inputs, cu_seqlens = _turned(inputs, cu_seqlens)
         B, K, V = len(q), q.shape[3], v.shape[3]
@@ -297,15 +329,11 @@ class _Chunk(torch.autograd.Function):
                 state = S[span.states].flatten(0, 1)
                 start = state.clone()
                 rows = _rows(span, inputs, options)
-                tree = list(decay.levels(rows.g))
-                pairs = decay.pair(rows.reads, rows.keys, tree)
-                inverse = None
-                if options.erase:
-                    pairs[:, 1].diagonal(dim1=1, dim2=2).zero_()  # N is strict
-                    if not _per_channel(rows):
-                        inverse = decay.unit_lower_inverse(rows.beta * pairs[:, 1])
+                tree, pairs, inverse = _pairs(rows)
                 states = _scan(span, rows, tree[-1], pairs, inverse, state)
                 read = torch.bmm(pairs[:, 0], states.u).baddbmm_(states.reads[:, 0], states.h)
+                if rows.bonus is not None:
+                    read = _own(rows)[1].mul(rows.v).add_(read.roll(1, 1))
                 span.scatter(_by_slot(span, read)[..., :V], o)
                 if grad and any(ctx.needs_input_grad):
                     kept += [pairs, inverse, start]
@@ -353,11 +381,12 @@ def _turn_states(S, cu_seqlens):
 
 def _chunk_backward(walk, options, inputs, kept, do, dS):
     """Gradients of all inputs, span by span from the last."""
-    q, k, v, g, beta, initial_state, A_log, dt_bias = inputs
+    q, k, v, g, beta, initial_state, A_log, dt_bias, bonus = inputs
     dtype = working_dtype(q)
     per_token = q, k, v, (None if g is None or g.dim() == 1 else g), beta
     grads = [None if x is None else walk.new(x, *x.shape[2:], dtype=x.dtype) for x in per_token]
-    dA_log, ddt_bias = (None if x is None else torch.zeros_like(x, dtype=dtype) for x in (A_log, dt_bias))
+    parameters = A_log, dt_bias, bonus
+    sums = [None if x is None else torch.zeros_like(x, dtype=dtype) for x in parameters]
     dS = _enter(walk, dS, inputs, options)
     per_span = len(kept) // max(len(walk.spans), 1)
     for index, span in reversed(list(enumerate(walk.spans))):
@@ -371,20 +400,31 @@ def _chunk_backward(walk, options, inputs, kept, do, dS):
             tree = list(decay.levels(rows.g))
             states = _scan(span, rows, tree[-1], pairs, inverse, start.clone())
         dread = None if do is None else aligned(span.gather(do, dtype)).flatten(0, 1)
-        drows = _span_backward(span, rows, tree, pairs, inverse, states, dread, dS[span.states].flatten(0, 1))
-        dA_log_part, ddt_bias_part = _rows_backward(span, options, inputs, rows, *drows, grads)
-        if dA_log_part is not None:
-            dA_log += dA_log_part
-        if ddt_bias_part is not None:
-            ddt_bias += ddt_bias_part
+        moved = dread if dread is None or bonus is None else dread.roll(-1, 1)
+        drows = _span_backward(span, rows, tree, pairs, inverse, states, moved, dS[span.states].flatten(0, 1))
+        dbonus = None if bonus is None else _bonus_backward(span, rows, dread, *drows[:3])
+        for total, part in zip(sums, (*_rows_backward(span, options, inputs, rows, *drows, grads), dbonus)):
+            if part is not None:
+                total += part[..., : total.shape[-1]]
     dS = None if initial_state is None else _leave(walk, dS, inputs, options).to(initial_state.dtype)
-    dA_log, ddt_bias = (None if x is None else d.to(x.dtype) for x, d in ((A_log, dA_log), (dt_bias, ddt_bias)))
-    return *grads, dS, dA_log, ddt_bias
+    return *grads, dS, *(None if x is None else d.to(x.dtype) for x, d in zip(parameters, sums))
+
+
+def _pairs(rows):
+    """(the tree of the gates, A and N, R or None) of the rows."""
+    tree = list(decay.levels(rows.g))
+    pairs = decay.pair(rows.reads, rows.keys, tree)
+    if rows.bonus is not None:
+        pairs[:, 0, -1] = 0  # the first row, which reads no other
+    if rows.beta is None:
+        return tree, pairs, None
+    pairs[:, 1].diagonal(dim1=1, dim2=2).zero_()  # N is strict
+    return tree, pairs, None if _per_channel(rows) else decay.unit_lower_inverse(rows.beta * pairs[:, 1])
 
 
 def _rows(span, inputs, options):
     """Gathers the rows of a span; activates, aligns, normalises and scales them."""
-    q, k, v, g, beta, initial_state, A_log, dt_bias = inputs
+    q, k, v, g, beta, initial_state, A_log, dt_bias, bonus = inputs
     dtype, group, K = working_dtype(q), v.shape[2] // q.shape[2], q.shape[3]
     g = _gates(span, inputs, dtype)
     q, k, v, beta = (None if x is None else span.gather(_four(x), dtype) for x in (q, k, v, beta))
@@ -404,10 +444,34 @@ def _rows(span, inputs, options):
     if group > 1:
         q, k = (x.repeat_interleave(group, 1) for x in (q, k))
     q, k, v, g = (x.flatten(0, 1) for x in (q, k, v, g))
+    if bonus is not None:
+        q = q.roll(-1, 1)
+        bonus = aligned(bonus.to(dtype)).repeat(span.slots, 1)[:, None]
     if not options.erase:
-        return _Rows(q[:, None], k, v, g, None)
+        return _Rows(q[:, None], k, v, g, None, bonus)
     beta = (aligned(beta) if beta.shape[3] > 1 else beta).flatten(0, 1)
-    return _Rows(torch.stack((q, k), 1), k, v, g, beta)
+    return _Rows(torch.stack((q, k), 1), k, v, g, beta, None)
+
+
+def _own(rows):
+    """With a bonus: q, and by how much each row reads itself [n, C, 1]."""
+    q = rows.reads[:, 0].roll(1, 1)
+    return q, (q * rows.bonus * rows.keys).sum(-1, keepdim=True)
+
+
+def _bonus_backward(span, rows, dread, dreads, dkeys, dv):
+    """Moves the gradient of q back to its rows, adds to it and to those of the keys and values what comes through what
+    each row reads of itself, and returns the gradient of the bonus [HV, aligned K]; None where nothing was read."""
+    dq = dreads[:, 0].roll(1, 1)
+    dreads[:, 0] = dq
+    if dread is None:
+        return None
+    q, weight = _own(rows)
+    dweight = (dread * rows.v).sum(-1, keepdim=True)
+    dv.addcmul_(weight, dread)
+    dreads[:, 0].addcmul_(dweight, rows.bonus * rows.keys)
+    dkeys.addcmul_(dweight, rows.bonus * q)
+    return _by_slot(span, (dweight * q * rows.keys).sum(1)).sum(0)
 
 
 def _four(x):
@@ -429,7 +493,7 @@ def _gates(span, inputs, dtype):
 
 def _rows_backward(span, options, inputs, rows, dreads, dkeys, dv, dg, dbeta, grads):
     """Scatters the gradients of q, k, v, g, beta into ``grads``; returns those of A_log and dt_bias, of this span."""
-    q, k, v, g, _, _, A_log, dt_bias = inputs
+    q, k, v, g, _, _, A_log, dt_bias, _ = inputs
     dtype, group = working_dtype(q), v.shape[2] // q.shape[2]
     if options.erase:
         dkeys = dkeys.add_(dreads[:, 1])
@@ -465,7 +529,7 @@ def _scan(span, rows, top, pairs, inverse, S):
     n, C, K = rows.keys.shape
     erase = rows.beta is not None
     states = _States(
-        reads=rows.reads * since[:, None],
+        reads=rows.reads * _reach(rows, since)[:, None],
         keys=rows.keys * until,
         total=since[:, -1, :, None],
         h=S.new_empty(n, K, S.shape[-1]),
@@ -533,20 +597,31 @@ def _decay_backward(rows, tree, states, dout, dend, dv, dbeta):
     dout = dout.flatten(1, 2)
     dpairs = torch.bmm(dout, states.u.transpose(1, 2)).unflatten(1, (R, C))
     dpairs[:, 0].tril_()
+    if rows.bonus is not None:
+        dpairs[:, 0, -1] = 0
     dpairs[:, 1:].tril_(-1)
 
     since, until = tree[-1]
     dreads = torch.bmm(dout, states.h.transpose(1, 2)).unflatten(1, (R, C))
     dsince = dreads[:, 0] * states.reads[:, 0]
+    if rows.bonus is not None:
+        dsince[:, -1] = 0
     for read in range(1, R):
         dsince.addcmul_(dreads[:, read], states.reads[:, read])
     dsince[:, -1] += (states.h * dend).sum(-1) * states.total[..., 0]
-    dreads *= since[:, None]
+    dreads *= _reach(rows, since)[:, None]
     dkeys = torch.bmm(states.u, dend.transpose(1, 2))
     duntil = dkeys * states.keys
     dkeys *= until
     dg = decay.pair_backward(rows.reads, rows.keys, tree, dpairs, dsince, duntil, dreads, dkeys)
     return dreads, dkeys, dv, dg, dbeta
+
+
+def _reach(rows, since):
+    """exp(since) of the reads."""
+    if rows.bonus is None:
+        return since
+    return torch.cat((since[:, :-1], torch.ones_like(since[:, -1:])), 1)
 
 
 def _substitute(N, beta, r, out):

@@ -24,14 +24,18 @@ def recurrent(
     )  # fmt: skip
 
 
+def _options(function, q, scale, **options):
+    return linear.Options(function, erase=False, scale=q.shape[-1] ** -0.5 if scale is None else scale, **options)
+
+
 def chunk(
     function, q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, reverse=False,
     state_v_first=False, cu_seqlens=None, chunk_size=64,
 ):  # fmt: skip
     """``linear.chunk``; ``function`` is who asks, for messages."""
-    options = linear.Options(
-        function, erase=False, scale=q.shape[-1] ** -0.5 if scale is None else scale, final=output_final_state,
-        v_first=state_v_first, tile=min(linear.TILE, chunk_size), reverse=reverse,
+    options = _options(
+        function, q, scale, final=output_final_state, v_first=state_v_first, tile=min(linear.TILE, chunk_size),
+        reverse=reverse,
     )  # fmt: skip
     return linear.chunk(
         options, q, k, v, g_gamma if g is None else g, initial_state=initial_state, cu_seqlens=cu_seqlens
@@ -52,6 +56,14 @@ def tokens(
         return chunk(function, q, k, v, g, g_gamma, scale, initial_state, *options)
 
     return linear.by_token(function, walk, (q, k, v, g, initial_state), in_chunks)
+
+
+def parallel(function, q, k, v, g=None, g_gamma=None, scale=None, output_attentions=False, cu_seqlens=None):
+    """``chunk`` from no state, and P [B, H, T, T] with o = P v, or None."""
+    o, _ = chunk(function, q, k, v, g, g_gamma, scale, cu_seqlens=cu_seqlens)
+    if not output_attentions:
+        return o, None
+    return o, linear.attention(_options(function, q, scale), q, k, v, g_gamma if g is None else g)
 
 
 def retention_rates(H: int, device) -> torch.Tensor:

@@ -4,12 +4,17 @@ import torch
 from harness.hazard import collect
 from harness.subject import Subject
 
-from cases import packed, states, tokens, training
+from cases import attentions, packed, states, tokens, training
 from facade import reference
-from facade.ops.delta_rule import chunk_delta_rule, fused_chunk_delta_rule, fused_recurrent_delta_rule
+from facade.ops.delta_rule import (
+    chunk_delta_rule,
+    fused_chunk_delta_rule,
+    fused_recurrent_delta_rule,
+    parallel_delta_rule,
+)
 from facade.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 
-NOT_OF_TOKENS = ("cu_seqlens_cpu", "chunk_size", "chunk_indices", "cp_context")
+NOT_OF_TOKENS = ("cu_seqlens_cpu", "chunk_size", "chunk_indices", "cp_context", "output_attentions")
 
 
 def make(name: str, shape, options, generator) -> torch.Tensor:
@@ -36,10 +41,11 @@ AXES = {"scale": [None, 0.3], "chunk_size": [64, 16]}
 NORMED = {"use_qk_l2norm_in_kernel": True}
 ACTIVATED = {**NORMED, "use_gate_in_kernel": True, "A_log": True, "dt_bias": True, "use_beta_sigmoid_in_kernel": True,
              "allow_neg_eigval": True, "g": True, "beta": True}
-HAZARDS = collect(tokens, packed, states, training)
+HAZARDS = collect(tokens, packed, states, training, attentions)
 SUBJECTS = (
-    Subject("delta_rule", (chunk_delta_rule, fused_chunk_delta_rule, fused_recurrent_delta_rule), make, recurrence,
-            AXES, variants={"given": {"beta": True}, "normed": {**NORMED, "beta": True}}, hazards=HAZARDS),
+    Subject("delta_rule", (chunk_delta_rule, fused_chunk_delta_rule, fused_recurrent_delta_rule, parallel_delta_rule),
+            make, recurrence, AXES, frozenset({"output_attentions"}),
+            variants={"given": {"beta": True}, "normed": {**NORMED, "beta": True}}, hazards=HAZARDS),
     Subject("gated_delta_rule", (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule), make, recurrence, AXES,
             variants={"given": {"g": True, "beta": True}, "activated": ACTIVATED}, hazards=HAZARDS),
 )

@@ -98,7 +98,8 @@ def long_tail_of_short_sequences(trial, zeros):
     loss = trial.cotangents(found)
     for n, tokens in _each(offsets)[:5]:
         own, weights, expected = (trial.part(x, slice(None), tokens, slice(n, n + 1)) for x in (arguments, loss, found))
-        same(trial.run(_unpacked(own), cotangents=weights), expected)
+        names = [name for name in found if trial.has_tokens(name) or trial.has_sequences(name)]
+        same(trial.run(_unpacked(own), cotangents=weights), expected, names)
 
 
 @hazard("C021", needs=PACKABLE)

@@ -4,13 +4,18 @@ import torch
 from harness.hazard import collect
 from harness.subject import Subject
 
-from cases import packed, states, tokens, training
+from cases import attentions, packed, states, tokens, training
 from facade import reference
 from facade.ops.lightning_attn import chunk_lightning_attn, fused_recurrent_lightning_attn
-from facade.ops.retention import chunk_retention, fused_chunk_retention, fused_recurrent_retention
-from facade.ops.simple_gla import chunk_simple_gla, fused_chunk_simple_gla, fused_recurrent_simple_gla
+from facade.ops.retention import chunk_retention, fused_chunk_retention, fused_recurrent_retention, parallel_retention
+from facade.ops.simple_gla import (
+    chunk_simple_gla,
+    fused_chunk_simple_gla,
+    fused_recurrent_simple_gla,
+    parallel_simple_gla,
+)
 
-NOT_OF_TOKENS = ("cu_seqlens_cpu", "chunk_size")
+NOT_OF_TOKENS = ("cu_seqlens_cpu", "chunk_size", "output_attentions")
 
 
 def make(name: str, shape, options, generator) -> torch.Tensor:
@@ -36,13 +41,14 @@ def recurrence(function: str, arguments: dict, dtype: torch.dtype):
 AXES = {"scale": [None, 0.3], "chunk_size": [64, 16, 2], "layer_idx": [0, 7], "num_layers": [12]}
 VARIANTS = {"given": {"g": True}, "constant": {"g_gamma": True}}
 LAYER = {"plain": {"layer_idx": 3, "num_layers": 12}}
-HAZARDS = collect(tokens, packed, states, training)
+HAZARDS = collect(tokens, packed, states, training, attentions)
+BY_HAZARDS = frozenset({"output_attentions"})
 
 SUBJECTS = (
-    Subject("simple_gla", (chunk_simple_gla, fused_chunk_simple_gla, fused_recurrent_simple_gla), make, recurrence,
-            AXES, variants=VARIANTS, hazards=HAZARDS),
-    Subject("retention", (chunk_retention, fused_chunk_retention, fused_recurrent_retention), make, recurrence, AXES,
-            hazards=HAZARDS),
+    Subject("simple_gla", (chunk_simple_gla, fused_chunk_simple_gla, fused_recurrent_simple_gla, parallel_simple_gla),
+            make, recurrence, AXES, BY_HAZARDS, variants=VARIANTS, hazards=HAZARDS),
+    Subject("retention", (chunk_retention, fused_chunk_retention, fused_recurrent_retention, parallel_retention), make,
+            recurrence, AXES, BY_HAZARDS, hazards=HAZARDS),
     Subject("lightning_attn", (chunk_lightning_attn, fused_recurrent_lightning_attn), make, recurrence, AXES,
             variants=LAYER, hazards=HAZARDS),
 )

@@ -124,8 +124,7 @@ def _check_compiled(trial, arguments):
     names = trial.differentiable(arguments)
 
     def step(*values):
-        returned = trial.operator.public(**{**arguments, **dict(zip(names, values))})
-        return returned if isinstance(returned, tuple) else (returned,)
+        return tuple(trial.named(trial.operator.public(**{**arguments, **dict(zip(names, values))})).values())
 
     def found(function):
         leaves = [arguments[name].detach().clone().requires_grad_() for name in names]

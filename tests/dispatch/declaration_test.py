@@ -125,6 +125,7 @@ def test_other_dtypes_are_refused_rather_than_widened():
     ({"rules": (Rule("window > 0", "message", when="casual"),)}, "casual"),
     ({"same_dtype": [("q", "stat")]}, "stat"),
     ({"constants": ["stat"]}, "stat"),
+    ({"composed": {"q": len}}, "q"),
     ({"layouts": {"casual": ("H K V", "H V K")}}, "casual"),
     ({"derive": {"scal": "K ** -0.5"}}, "scal"),
     ({"derive": {"scale": "D ** -0.5"}}, "D"),

@@ -236,6 +236,8 @@ TABLE = [
             "chunk_kda: `chunk_size` must be int, not NoneType None"),
     Message("wrong_option", TypeError, gate(output_dtype="float32"),
             "fused_kda_gate: `output_dtype` must be dtype, not str 'float32'"),
+    Message("wrong_pair", TypeError, lambda: facade.ops.chunk_linear_attn(*[zeros(B, T, H, K)] * 3, None, (None,) * 3),
+            "chunk_linear_attn: `initial_state` must be a tensor or a pair (S, z), not 3 values"),
     # shapes, dtypes, devices
     Message("outer_axes_disagree", ValueError, lambda: toy_rows_of_errors(zeros(2, 3, 4), zeros(3, 4)),
             "toy_rows_of_errors: `y` has shape [3, 4], while `x` has shape [2, 3, 4]; they must have the same axes in "

@@ -40,7 +40,8 @@ BESIDE_THE_SNAPSHOT = {
 }  # fmt: skip
 
 ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
-FAMILIES = ("delta_rule", "gated_delta_rule", "gla", "kda", "lightning_attn", "retention", "simple_gla")
+FAMILIES = ("delta_rule", "gated_delta_rule", "gla", "kda", "lightning_attn", "linear_attn", "retention", "rwkv6",
+            "simple_gla")
 # Of fla.ops.utils: those that are operators, and plain functions.
 HELPERS = {name: getattr(facade.ops.utils, name) for name in facade.ops.utils.__all__}
 PUBLIC = {name: getattr(module, name) for family in FAMILIES

@@ -1,11 +1,13 @@
 """Operators that are others with some argument fixed: the same values, results and every gradient, in fp64."""
 
+import functools
 import math
 
 import pytest
 import torch
 
 import facade.ops as fla_ops
+from facade.ops.delta_rule import parallel_delta_rule
 
 B, T, H, HV, K, V = 2, 70, 2, 4, 8, 12
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
@@ -23,12 +25,16 @@ def inputs(heads=H):
 
 
 def outcome(call, *leaves):
-    """o, final state, and the gradients of a fixed random loss on both."""
+    """o, final state (or states), and the gradients of a fixed random loss on all."""
     leaves = [x.detach().clone().requires_grad_() for x in leaves]
-    results = call(*leaves)
+    results = [x for x in flat(call(*leaves)) if x is not None]
     generator = torch.Generator().manual_seed(0)
     loss = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in results]
     return *results, *torch.autograd.grad(results, leaves, loss)
+
+
+def flat(results):
+    return [y for x in results for y in flat(x)] if isinstance(results, (tuple, list)) else [results]
 
 
 def equal(first, second):
@@ -180,11 +186,13 @@ def test_chunks_and_tokens_are_one_function(function):
     ))
 
 
-@pytest.mark.parametrize("function", ["simple_gla", "retention", "gla"])
+@pytest.mark.parametrize("function", ["simple_gla", "retention", "gla", "linear_attn", "rwkv6"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_reverse_is_the_sequence_turned_round(function, packed):
     q, k, v, _, _, S = inputs()
-    recurrent = getattr(fla_ops, f"fused_recurrent_{function}")
+    recurrent, bonus = getattr(fla_ops, f"fused_recurrent_{function}"), draw(H, K)
+    if function == "rwkv6":  # the gates are turned round with the tokens: here they are the queries
+        recurrent = functools.partial(with_bonus, recurrent, bonus)
     options, turned = {"initial_state": S, **STATES}, {"initial_state": S, **STATES}
     if packed:
         q, k, v = (x.flatten(0, 1)[None] for x in (q, k, v))
@@ -196,6 +204,129 @@ def test_reverse_is_the_sequence_turned_round(function, packed):
         right, right_state = recurrent(*(x.flip(1) for x in (q, k, v)), **turned)
         torch.testing.assert_close(o, right.flip(1), **CLOSE)
         torch.testing.assert_close(state, right_state.flip(0) if packed else right_state, **CLOSE)
+
+
+def with_bonus(rwkv6, u, q, k, v, **options):
+    """RWKV-6 of gates that are made of the queries."""
+    return rwkv6(q, k, v, -q.square(), u, **options)
+
+
+def test_linear_attention_is_simple_gla_without_decay():
+    q, k, v, _, _, S = inputs()
+    right = outcome(lambda q, k, v, S: fla_ops.chunk_simple_gla(q, k, v, initial_state=S, **STATES), q, k, v, S)
+    for function in ("chunk_linear_attn", "fused_chunk_linear_attn", "fused_recurrent_linear_attn"):
+        linear = functools.partial(getattr(fla_ops, function), normalize=False, **STATES)
+        equal(outcome(lambda q, k, v, S, linear=linear: linear(q, k, v, initial_state=S), q, k, v, S), right)
+
+
+@pytest.mark.parametrize("function", ["chunk_linear_attn", "fused_chunk_linear_attn", "fused_recurrent_linear_attn"])
+@pytest.mark.parametrize("scale", [None, 3.0])
+def test_normalised_linear_attention_by_hand(function, scale):
+    """A mean of values by weights, which the states continue."""
+    q, k, v, _, _, S = inputs()
+    q, k, z = q.exp(), k.exp(), draw(B, 1, H, K).exp()
+    normalised = functools.partial(getattr(fla_ops, function), normalize=True, scale=scale, **STATES)
+
+    def by_weights(q, k, v, S, z):
+        weights = torch.einsum("bihk,bjhk->bhij", q, k).tril() * (scale or K**-0.5)
+        before = torch.einsum("bihk,bohk->bih", q, z) * (scale or K**-0.5)
+        read = torch.einsum("bihk,bhkv->bihv", q, S) * (scale or K**-0.5)
+        read = read + torch.einsum("bhij,bjhv->bihv", weights, v)
+        o = read / (weights.sum(-1).transpose(1, 2) + before + 1e-10)[..., None]
+        return o, S + torch.einsum("bthk,bthv->bhkv", k, v), z + k.sum(1, keepdim=True)
+
+    equal(outcome(lambda q, k, v, S, z: normalised(q, k, v, initial_state=(S, z)), q, k, v, S, z),
+          outcome(by_weights, q, k, v, S, z))
+
+
+def test_normalised_linear_attention_of_both_directions():
+    """In reverse it is the sequence turned round, z too."""
+    q, k, v, _, _, S = inputs()
+    q, k, z = q.exp(), k.exp(), draw(B, 1, H, K).exp()
+    recurrent = functools.partial(fla_ops.fused_recurrent_linear_attn, normalize=True, initial_state=(S, z), **STATES)
+    o, states = recurrent(q, k, v, reverse=True)
+    right, right_states = recurrent(*(x.flip(1) for x in (q, k, v)))
+    equal([o, *states], [right.flip(1), *right_states])
+
+
+def rwkv6_by_hand(r, k, v, w, u, S):
+    """The recurrence as it is documented."""
+    o = []
+    for t in range(T):
+        own = torch.einsum("hk,bhk,bhv->bhkv", u, k[:, t], v[:, t])
+        o.append(torch.einsum("bhkv,bhk->bhv", S + own, r[:, t]) * K**-0.5)
+        S = torch.exp(w[:, t])[..., None] * S + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
+    return torch.stack(o, 1), S
+
+
+@pytest.mark.parametrize("form", ["tokens", "chunks of 64", "chunks of 8", "chunks of 1"])
+def test_rwkv6_by_hand(form):
+    r, k, v, _, _, S = inputs()
+    w, u = -draw(B, T, H, K).abs(), draw(H, K)
+    rwkv6 = fla_ops.fused_recurrent_rwkv6
+    if form != "tokens":
+        rwkv6 = functools.partial(fla_ops.chunk_rwkv6, chunk_size=int(form.split()[-1]))
+    found = outcome(lambda *x: rwkv6(*x[:5], initial_state=x[5], **STATES), r, k, v, w, u, S)
+    right = outcome(rwkv6_by_hand, r, k, v, w, u, S)
+    equal(found, right)
+    with torch.no_grad():
+        equal(rwkv6(r, k, v, w, u, initial_state=S, **STATES), right[:2])
+
+
+def test_rwkv6_is_gla_read_one_token_earlier():
+    """With the bonus of a token's own pair added."""
+    r, k, v, _, _, S = inputs()
+    w, u = -draw(B, T, H, K).abs(), draw(H, K)
+
+    def earlier(r, k, v, w, u, S):
+        later = torch.cat((r[:, 1:], torch.zeros_like(r[:, :1])), 1)
+        read, state = fla_ops.chunk_gla(later, k, v, w, initial_state=S, **STATES)
+        first = torch.einsum("bhkv,bhk->bhv", S, r[:, 0])[:, None] * K**-0.5
+        own = torch.einsum("hk,bthk,bthk->bth", u, k, r)[..., None] * v * K**-0.5
+        return torch.cat((first, read[:, :-1]), 1) + own, state
+
+    equal(outcome(lambda *x: fla_ops.chunk_rwkv6(*x[:5], initial_state=x[5], **STATES), r, k, v, w, u, S),
+          outcome(earlier, r, k, v, w, u, S))
+
+
+def test_parallel_simple_gla_is_chunks_from_no_state():
+    q, k, v, g, _, _ = inputs()
+    for packed in (None, torch.tensor([0, 50, 50, 2 * T])):
+        x = [q, k, v, g] if packed is None else [x.flatten(0, 1)[None] for x in (q, k, v, g)]
+        equal(outcome(lambda *x, packed=packed: fla_ops.parallel_simple_gla(*x, cu_seqlens=packed), *x),
+              outcome(lambda *x, packed=packed: fla_ops.chunk_simple_gla(*x, cu_seqlens=packed), *x))
+
+
+def test_parallel_retention_is_parallel_simple_gla_with_constant_gates():
+    q, k, v, _, _, _ = inputs()
+    g = torch.log1p(-torch.exp2(-5 - torch.arange(H, dtype=torch.float32))).double().expand(B, T, H)
+    asked = {"output_attentions": True}
+    equal(outcome(lambda *x: fla_ops.parallel_retention(*x), q, k, v),
+          outcome(lambda *x: fla_ops.parallel_simple_gla(*x, g), q, k, v))
+    equal(fla_ops.parallel_retention(q, k, v, **asked), fla_ops.parallel_simple_gla(q, k, v, g, **asked))
+    equal(outcome(lambda *x: fla_ops.parallel_retention(*x), q, k, v),
+          outcome(lambda *x: fla_ops.chunk_retention(*x), q, k, v))
+
+
+def test_attentions_of_simple_gla_by_hand():
+    q, k, v, g, _, _ = inputs()
+    o, P = fla_ops.parallel_simple_gla(q, k, v, g, output_attentions=True)
+    G = g.cumsum(1).transpose(1, 2)
+    decay = (G[..., None] - G[..., None, :]).clamp(max=0).exp()
+    right = (torch.einsum("bihk,bjhk->bhij", q, k) * decay).tril() * K**-0.5
+    equal([o, P], [torch.einsum("bhij,bjhv->bihv", right, v), right])
+
+
+def test_attentions_of_the_delta_rule_by_hand():
+    """As the docstring writes them; without them the function is the one in chunks."""
+    q, k, v, _, beta, _ = inputs()
+    o, P = parallel_delta_rule(q, k, v, beta, output_attentions=True)
+    scores, corrections = (torch.einsum("bihk,bjhk->bhij", x, k) for x in (q, k))
+    steps = beta.transpose(1, 2)[..., None]
+    solved = torch.linalg.inv(torch.eye(T, dtype=torch.float64) + steps * corrections.tril(-1))
+    right = K**-0.5 * scores.tril() @ solved * steps.mT
+    equal([o, P], [torch.einsum("bhij,bjhv->bihv", right, v), right])
+    equal(outcome(parallel_delta_rule, q, k, v, beta), outcome(fla_ops.chunk_delta_rule, q, k, v, beta))
 
 
 def test_names_of_the_same_operator():

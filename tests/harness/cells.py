@@ -21,6 +21,8 @@ CELLS = (
     ("solve_tril", "reference", "cpu"),
     ("softmax", "reference", "cpu"),
     ("sinkhorn", "reference", "cpu"),
+    ("linear_attn", "reference", "cpu"),
+    ("rwkv6", "reference", "cpu"),
     ("chunk_kda", "triton", "cpu"),
     ("fused_recurrent_kda", "triton", "cpu"),
     ("kda_gate", "triton", "cpu"),

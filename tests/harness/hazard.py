@@ -20,7 +20,7 @@ class Hazard:
     check: Callable
     cases: tuple[str, ...]  # numbers of the reports
     needs: tuple[str, ...]  # parameters, and letters of dimensions, that an operator must have for the hazard to exist
-    axes: Mapping[str, object]  # name → values, or a function from the subject to them
+    axes: Mapping[str, object]  # name → values, or a function from the trial to them
     brief: Mapping[str, object] = field(default_factory=dict)  # values instead of those of some axes
 
     def __str__(self):
@@ -33,7 +33,7 @@ class Hazard:
 
     def combinations(self, trial) -> list[dict]:
         axes = {**self.axes, **(self.brief if trial.brief else {})}
-        axes = {name: list(axis(trial.subject) if callable(axis) else axis) for name, axis in axes.items()}
+        axes = {name: list(axis(trial) if callable(axis) else axis) for name, axis in axes.items()}
         if trial.brief and len(axes) > 1:
             return pairwise(axes, lambda case: True)
         return [dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*axes.values())]
@@ -47,9 +47,14 @@ def hazard(
     return lambda check: Hazard(check, cases, needs, axes, brief)
 
 
-def variants(subject) -> list[str]:
+def variants(trial) -> list[str]:
     """An axis: the subject's named sets of options."""
-    return list(subject.variants)
+    return list(trial.subject.variants)
+
+
+def declared(option: str, values: tuple) -> Callable:
+    """An axis: the values of an option, where the operator has it."""
+    return lambda trial: values if option in trial.names else (None,)
 
 
 def collect(*modules: ModuleType) -> tuple[Hazard, ...]:
