@@ -23,8 +23,7 @@ print(o.isfinite().all().item(), leaf.grad.shape, facade.last_route().backend)
 RAN = "True torch.Size([1, 5, 2, 8]) reference\n"
 
 SECONDS = """
-import gc, time, torch
-gc.collect()  # of what torch leaves behind, which the next few thousand objects of anybody set off
+import time, torch
 wall, work = time.perf_counter(), time.process_time()
 import facade.ops
 print(min(time.perf_counter() - wall, time.process_time() - work))
