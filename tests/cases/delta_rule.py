@@ -44,7 +44,7 @@ ACTIVATED = {**NORMED, "use_gate_in_kernel": True, "A_log": True, "dt_bias": Tru
 HAZARDS = collect(tokens, packed, states, training, attentions)
 SUBJECTS = (
     Subject("delta_rule", (chunk_delta_rule, fused_chunk_delta_rule, fused_recurrent_delta_rule, parallel_delta_rule),
-            make, recurrence, AXES, frozenset({"output_attentions"}),
+            make, recurrence, AXES, excluded=frozenset({"output_attentions"}),
             variants={"given": {"beta": True}, "normed": {**NORMED, "beta": True}}, hazards=HAZARDS),
     Subject("gated_delta_rule", (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule), make, recurrence, AXES,
             variants={"given": {"g": True, "beta": True}, "activated": ACTIVATED}, hazards=HAZARDS),

@@ -46,9 +46,9 @@ BY_HAZARDS = frozenset({"output_attentions"})
 
 SUBJECTS = (
     Subject("simple_gla", (chunk_simple_gla, fused_chunk_simple_gla, fused_recurrent_simple_gla, parallel_simple_gla),
-            make, recurrence, AXES, BY_HAZARDS, variants=VARIANTS, hazards=HAZARDS),
+            make, recurrence, AXES, excluded=BY_HAZARDS, variants=VARIANTS, hazards=HAZARDS),
     Subject("retention", (chunk_retention, fused_chunk_retention, fused_recurrent_retention, parallel_retention), make,
-            recurrence, AXES, BY_HAZARDS, hazards=HAZARDS),
+            recurrence, AXES, excluded=BY_HAZARDS, hazards=HAZARDS),
     Subject("lightning_attn", (chunk_lightning_attn, fused_recurrent_lightning_attn), make, recurrence, AXES,
             variants=LAYER, hazards=HAZARDS),
 )

@@ -16,7 +16,12 @@ from compile.worker import Worker
 NEXT = os.environ.get("FLA_TEST_TRITON") == "next"
 TESTED = ("sm_90", "gfx942") if NEXT else tuple(TARGETS)  # a newer compiler: one target of each maker
 SECONDS = 55  # a compiler that is given too large a tile does not come back
-TRIED = [(row, backward, target) for row, backward in PASSES for target in TESTED if ROWS[row].sample or not NEXT]
+# A target's rows together, because they share kernels: what its process has compiled it does not compile again.
+TRIED = [
+    pytest.param(row, backward, target, id=f"{title(row, backward)} {target}".replace(" ", "-"),
+                 marks=pytest.mark.together(target))
+    for row, backward in PASSES for target in TESTED if ROWS[row].sample or not NEXT
+]  # fmt: skip
 LARGEST = [(row, backward) for row, backward in PASSES if ROWS[row].K == 256 and ROWS[row].operator == "chunk_kda"]
 
 
@@ -29,13 +34,13 @@ def workers():
         worker.close()
 
 
+@pytest.mark.together("sm_90")
 def test_triton_is_the_one_that_was_recorded(workers):
     version, recorded = workers["sm_90"].ask(SECONDS, "version"), budget.load()["triton"]
     assert (version != recorded) if NEXT else (version == recorded), budget.RENEW
 
 
-@pytest.mark.parametrize(("row", "backward", "target"), TRIED, ids=[
-    f"{title(row, backward)} {target}".replace(" ", "-") for row, backward, target in TRIED])
+@pytest.mark.parametrize(("row", "backward", "target"), TRIED)
 def test_compiles_and_stays_within_the_budget(workers, row, backward, target):
     kernels = workers[target].ask(SECONDS, "compile", row=row, backward=backward)
     assert kernels
@@ -48,6 +53,7 @@ def test_compiles_and_stays_within_the_budget(workers, row, backward, target):
 
 if not NEXT:  # of the choice, not of the compiler
 
+    @pytest.mark.together("sm_80")
     @pytest.mark.parametrize("shared", [64, 99, 163, 227])
     @pytest.mark.parametrize(("row", "backward"), LARGEST, ids=[title(*one).replace(" ", "-") for one in LARGEST])
     def test_some_configuration_fits_any_device(workers, row, backward, shared):
@@ -58,6 +64,7 @@ if not NEXT:  # of the choice, not of the compiler
             assert kernel["shared"] <= shared * KB, kernel
 
 
+    @pytest.mark.together("sm_90")
     def test_the_choice_follows_the_device(workers):
         """C072: of two devices with other limits each gets what fits it, whichever was asked first."""
         row = next(i for i, one in enumerate(ROWS) if one.K == 256 and one.dtype == "bf16")

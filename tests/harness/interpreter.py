@@ -8,19 +8,27 @@
 - Products of 16-bit matrices are accumulated in float32 from exact operands, as matrix units do it.
 - A scalar tensor as bound of a ``range`` is an error with NumPy 2.4.
 
-Time: every call of a device function patched ``triton.language`` anew, which took most of it. Here this happens once.
+Time: every call of a device function patched ``triton.language`` anew, which took most of it; here this happens once.
+Of what is left, types took nearly all and numbers hardly any: ``replay.py`` works out types once.
 """
 
 import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import triton
 import triton.language as tl
+from triton._C.libtriton import interpreter as memory
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
+
+from harness import replay
 
 BITWISE = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
+# Methods of the builder whose work is seen by others, or depends on more than their arguments.
+EFFECTS = ("load", "store", "atomic", "program", "assert", "assume", "print", "barrier")
 
 
 @functools.cache
@@ -28,12 +36,17 @@ def mend() -> None:
     if not triton.knobs.runtime.interpret:
         raise RuntimeError("nothing is interpreted: set TRITON_INTERPRET=1 before triton is imported")
     interpreter._get_np_dtype = _numpy_dtype
+    for name, method in _methods().items():
+        setattr(InterpreterBuilder, name, method)
+    interpreter._patch_attr = _remember_operation
     _patch_language_once()
-    for name, function in {
-        "binary_op": _binary, "unary_op": _unary, "ternary_op": _ternary, "create_fma": _fma, "create_dot": _dot,
-        "cast_impl": _cast, "get_bf16": _constant,
-    }.items():
-        setattr(InterpreterBuilder, name, function)
+    tl.tensor.__index__ = replay.asked(lambda tensor: int(tensor.handle.data.item()))
+    # Triton's own functions ask only whether there is a tensor, for the compiler has no numbers.
+    tl.tensor.__bool__ = replay.asked(tl.tensor.__bool__, own=True)
+    InterpretedFunction.__call__ = _remember_function
+
+
+# --- numbers ---
 
 
 def narrow(handle: TensorHandle) -> bool:
@@ -62,62 +75,116 @@ def rounded(x: np.ndarray) -> np.ndarray:
     return np.where(nan, np.uint16(0x7FC0), found) if nan.any() else found
 
 
-def _value(handle: TensorHandle) -> np.ndarray:
-    """The numbers of a handle: float32 for bfloat16, its own array for all else."""
-    return widened(handle.data) if narrow(handle) else handle.data
+# What the builder's methods do with arrays, given handles with the types of their arguments: → (a function of the
+# handles' arrays, the dtype of its result).
 
 
-def _as_bfloat16(x: np.ndarray) -> TensorHandle:
-    return TensorHandle(rounded(x), tl.bfloat16)
+def _binary(a, b, operation):
+    dtype = a.dtype.scalar
+    if narrow(a) and operation not in BITWISE:
+        if _produced(operation, np.dtype(np.float32), np.dtype(np.float32)) == np.bool_:
+            return lambda x, y: operation(widened(x), widened(y)), tl.int1
+        return lambda x, y: rounded(operation(widened(x), widened(y))), dtype
+    return _fitted(operation, dtype, a, b), dtype
 
 
-_plain_binary, _plain_unary = InterpreterBuilder.binary_op, InterpreterBuilder.unary_op
-_plain_ternary, _plain_fma = InterpreterBuilder.ternary_op, InterpreterBuilder.create_fma
-_plain_dot, _plain_cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
-
-
-def _binary(self, a, b, operation):
-    if not narrow(a) or operation in BITWISE:
-        return _plain_binary(self, a, b, operation)
-    result = operation(_value(a), _value(b))
-    return TensorHandle(result, tl.int1) if result.dtype == np.bool_ else _as_bfloat16(result)
-
-
-def _unary(self, a, operation):
-    return _as_bfloat16(operation(_value(a))) if narrow(a) else _plain_unary(self, a, operation)
-
-
-def _ternary(self, a, b, c, operation):
-    if not narrow(a):  # the condition of a select is no number, and what it selects needs no arithmetic
-        return _plain_ternary(self, a, b, c, operation)
-    return _as_bfloat16(operation(_value(a), _value(b), _value(c)))
-
-
-def _fma(self, a, b, c):
-    return _as_bfloat16(_value(a) * _value(b) + _value(c)) if narrow(c) else _plain_fma(self, a, b, c)
-
-
-def _dot(self, a, b, c, *settings):
-    if a.dtype.primitive_bitwidth != 16:
-        return _plain_dot(self, a, b, c, *settings)
-    x, y = (_value(operand).astype(np.float32, copy=False) for operand in (a, b))
-    product = x @ y + _value(c)
-    if narrow(c):
-        return _as_bfloat16(product)
-    return TensorHandle(product.astype(c.data.dtype, copy=False), c.dtype.scalar)
-
-
-def _cast(self, a, dtype):
-    if dtype.scalar.name == "bf16":
-        return TensorHandle(a.data, tl.bfloat16) if narrow(a) else _as_bfloat16(a.data)
+def _unary(a, operation):
     if narrow(a):
-        wide = widened(a.data)
-        return TensorHandle(wide.astype(_numpy_dtype(dtype), copy=False), dtype.scalar)
-    return _plain_cast(self, a, dtype)
+        return lambda x: rounded(operation(widened(x))), a.dtype.scalar
+    return operation, a.dtype.scalar
 
 
-def _constant(self, value):
-    return _as_bfloat16(np.array([value], dtype=np.float32))
+def _ternary(a, b, c, operation):
+    if narrow(a):  # the condition of a select is no number, and what it selects needs no arithmetic
+        return lambda x, y, z: rounded(operation(widened(x), widened(y), widened(z))), tl.bfloat16
+    return _fitted(operation, c.dtype.scalar, a, b, c), c.dtype.scalar
+
+
+def _fma(a, b, c):
+    if narrow(c):
+        return lambda x, y, z: rounded(widened(x) * widened(y) + widened(z)), tl.bfloat16
+    return lambda x, y, z: x * y + z, c.dtype.scalar
+
+
+def _dot(a, b, c, *settings):
+    if a.dtype.primitive_bitwidth != 16:
+        return lambda x, y, z: np.matmul(x, y, dtype=z.dtype) + z, c.dtype.scalar
+    wide = widened if narrow(a) else lambda x: x.astype(np.float32)
+    if narrow(c):
+        return lambda x, y, z: rounded(wide(x) @ wide(y) + widened(z)), c.dtype.scalar
+    return lambda x, y, z: (wide(x) @ wide(y) + z).astype(z.dtype, copy=False), c.dtype.scalar
+
+
+def _cast(a, dtype, *signed):
+    numbers = _numpy_dtype(dtype)
+    if dtype.scalar.name == "bf16":
+        return (lambda x: x) if narrow(a) else rounded, tl.bfloat16
+    if narrow(a):
+        return lambda x: widened(x).astype(numbers, copy=False), dtype.scalar
+    return lambda x: x.astype(numbers), dtype.scalar
+
+
+def _shift(a, b):
+    """To the right; Triton's method turns its arguments into signed numbers where they lie."""
+    x, y = (interpreter._get_signed_np_dtype(handle.data.dtype) for handle in (a, b))
+    return lambda a, b: np.right_shift(a.astype(x, copy=False), b.astype(y, copy=False)), a.dtype.scalar
+
+
+def _constant(value):
+    return lambda: rounded(np.array([value], dtype=np.float32)), tl.bfloat16
+
+
+def _quotient(a, b):
+    return lambda x, y: (x - np.fmod(x, y)) // y, a.dtype.scalar
+
+
+def _address(pointer, offset):
+    width = max(1, pointer.get_element_ty().primitive_bitwidth // 8)
+    return lambda x, y: x + width * y.astype(np.uint64), pointer.dtype
+
+
+def _load(pointer, mask, other, *hints):
+    dtype = pointer.get_element_ty()
+    numbers = _numpy_dtype(dtype)
+    if other is None:
+        return lambda x, y: memory.load(x, y, np.zeros(x.shape, numbers), numbers), dtype
+    return lambda x, y, z: memory.load(x, y, z, numbers), dtype
+
+
+def _splat(block, a):
+    shape, numbers = block.shape, _numpy_dtype(a.dtype)
+
+    def splat(x):
+        full = np.empty(shape, numbers)
+        full[...] = x
+        return full
+
+    return splat, a.dtype.scalar
+
+
+def _broadcast(a, shape):
+    shape = tuple(shape)
+    same = a.data.shape == shape
+    return replay.itself if same else lambda x: np.broadcast_to(x, shape), a.dtype.scalar
+
+
+def _expand(a, axis):
+    index = (slice(None),) * axis + (None,)
+    return lambda x: x[index], a.dtype.scalar
+
+
+def _fitted(operation, dtype, *handles) -> Callable:
+    """``operation``, and its result cut to ``dtype`` if NumPy makes it wider, as the interpreter does it."""
+    produced = _produced(operation, *(handle.data.dtype for handle in handles))
+    if interpreter._validate_np_data_size(produced, dtype):
+        return operation
+    numbers = _numpy_dtype(dtype)
+    return lambda *arrays: operation(*arrays).astype(numbers)
+
+
+@functools.cache
+def _produced(operation, *dtypes) -> np.dtype:
+    return operation(*(np.ones(1, dtype) for dtype in dtypes)).dtype
 
 
 _plain_numpy_dtype, _numpy_dtypes = interpreter._get_np_dtype, {}
@@ -132,10 +199,90 @@ def _numpy_dtype(dtype):
     return found
 
 
+# --- the builder's methods ---
+
+
+OPERATIONS = {
+    "create_fma": _fma, "create_dot": _dot, "create_ashr": _shift, "create_idiv": _quotient, "get_bf16": _constant,
+    "create_addptr": _address, "create_masked_load": _load, "create_splat": _splat, "create_broadcast": _broadcast,
+    "create_expand_dims": _expand,
+}  # fmt: skip
+
+
+def _telling(make: Callable) -> Callable:
+    return lambda self, *given: (make, given)
+
+
+class _General:
+    """In place of a builder: its general methods tell what they were called with."""
+
+    binary_op, unary_op, ternary_op, cast_impl = map(_telling, (_binary, _unary, _ternary, _cast))
+
+
+def _methods() -> dict[str, Callable]:
+    """Methods of the builder, in terms of arrays where that is mended, and all of them noted by replay."""
+    methods = {}
+    for name, plain in vars(InterpreterBuilder).items():
+        if name.startswith(("create_", "get_")) and not name.endswith("_ty"):
+            make = _passed_on(plain)
+            methods[name] = replay.on_arrays(make) if make else replay.watched(plain, _is_pure(name))
+    return methods | {name: replay.on_arrays(make, _is_pure(name)) for name, make in OPERATIONS.items()}
+
+
+def _is_pure(name: str) -> bool:
+    return not any(effect in name for effect in EFFECTS)
+
+
+def _passed_on(method) -> Callable | None:
+    """What makes the function of a method that passes its arguments on to a general one, maybe with an operation."""
+    arguments = [object() for _ in range(method.__code__.co_argcount - 1)]
+    try:
+        make, given = method(_General(), *arguments)
+    except Exception:  # it does more
+        return None
+    count = sum(x in arguments for x in given)
+    if list(given[:count]) != arguments[:count]:
+        return None
+    return lambda *args: make(*args[:count], *given[count:])
+
+
+# --- the language ---
+
+
 def _patch_language_once() -> None:
     """``triton.language`` gets its interpreted meaning here and keeps it."""
     everything = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
     interpreter._patch_lang(everything)
     kept = interpreter._LangPatchScope()  # nothing to restore
     interpreter._patch_lang = lambda function: kept
-    tl.tensor.__index__ = lambda self: int(self.handle.data.item())
+    for module in (tl, tl.core):
+        module.reduce, module.associative_scan = _reduce, _scan
+
+
+def _reduce(input, axis, combine_fn, keep_dims=False, **_):
+    return replay.applied(ReduceOps(axis, combine_fn, keep_dims).apply, input)
+
+
+def _scan(input, axis, combine_fn, reverse=False, **_):
+    return replay.applied(ScanOps(axis, combine_fn, reverse).apply, input)
+
+
+def _remember_operation(holder, name, operation, builder, scope) -> None:
+    scope.set_attr(holder, name, _remembered(operation))
+
+
+@functools.cache
+def _remembered(operation) -> Callable:
+    semantic = TritonSemantic(interpreter.interpreter_builder)
+    return replay.remembering(lambda *args, **kwargs: operation(*args, **kwargs, _semantic=semantic), own=True)
+
+
+_plain_call = InterpretedFunction.__call__
+
+
+def _remember_function(function, *args, **kwargs):
+    """Calls a device function."""
+    call = vars(function).get("remembered")
+    if call is None:
+        call = function.remembered = replay.remembering(functools.partial(_plain_call, function), own=False)
+    return call(*args, **kwargs)

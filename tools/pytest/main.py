@@ -10,7 +10,8 @@ NO_TESTS_COLLECTED = 5
 
 
 class Shard:
-    """One of the parts into which Bazel splits a target with shard_count: every TEST_TOTAL_SHARDS-th test."""
+    """One of the parts into which Bazel splits a target with shard_count: every TEST_TOTAL_SHARDS-th test, where tests
+    that are marked as together("name") count as one."""
 
     def __init__(self):
         self.index, self.total = int(os.environ["TEST_SHARD_INDEX"]), int(os.environ["TEST_TOTAL_SHARDS"])
@@ -18,9 +19,13 @@ class Shard:
 
     @pytest.hookimpl(trylast=True)  # what --test_filter leaves
     def pytest_collection_modifyitems(self, config, items):
-        mine = items[self.index :: self.total]
+        units: dict[object, list] = {}
+        for item in items:
+            mark = item.get_closest_marker("together")
+            units.setdefault(mark.args if mark else item, []).append(item)
+        mine = {item for unit in list(units.values())[self.index :: self.total] for item in unit}
         config.hook.pytest_deselected(items=[item for item in items if item not in mine])
-        items[:] = mine
+        items[:] = [item for item in items if item in mine]
 
 
 def main() -> int:
