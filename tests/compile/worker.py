@@ -47,7 +47,6 @@ class Worker:
 
     def _start(self):
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        environment["TRITON_DISABLE_LINE_INFO"] = "1"  # a tenth of the time, and no instruction more or less
         environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
         self.process = subprocess.Popen([sys.executable, __file__, self.target], env=environment, text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
