@@ -91,9 +91,11 @@ def recurrent(
         def rounded(x):
             return x if compute_dtype == dtype else x.to(compute_dtype).to(dtype)
 
-        alpha = torch.exp(g.clamp(max=decay.largest_exponent(dtype)))
-        tokens = [rounded(aligned(x)) for x in (q, k, v, alpha)]
-        tokens.append(None if gv is None else rounded(aligned(torch.exp(gv[:, :end].to(dtype)))))
+        def kept(gates):  # a growth beyond the largest number would make 0 * inf of an empty state
+            return rounded(aligned(torch.exp(gates.clamp(max=decay.largest_exponent(dtype)))))
+
+        tokens = [*(rounded(aligned(x)) for x in (q, k, v)), kept(g)]
+        tokens.append(None if gv is None else kept(gv[:, :end].to(dtype)))
         tokens.append(None if bonus is None else rounded(aligned(bonus.to(dtype) * k)))
         if erase:
             beta = beta[:, :end].to(dtype)

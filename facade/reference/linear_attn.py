@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from facade.reference import simple_gla
-from facade.reference.arithmetic import no_autocast, working_dtype
+from facade.reference.arithmetic import no_autocast, running_sum, working_dtype
 from fla_dispatch import errors
 from fla_dispatch.declaration import FLOATS
 
@@ -49,7 +49,7 @@ def recurrent(
         for n, (start, stop) in enumerate(itertools.pairwise(bounds)):
             z0 = z if cu_seqlens is None else z[n : n + 1]
             keys = k[:, start:stop].to(dtype)
-            each = z0 + (keys.flip(1).cumsum(1).flip(1) if reverse else keys.cumsum(1))
+            each = z0 + running_sum(keys, 1, reverse)
             sums.append(each)
             last.append(z0 if start == stop else each[:, :1] if reverse else each[:, -1:])
         z = torch.cat([z[:0], *last])

@@ -144,6 +144,18 @@ def by_hand(q, k, v, S, beta=None, g=None, gk=None, gv=None):
     return torch.stack(o, 1), S
 
 
+@pytest.mark.parametrize("gate", ["gk", "gv"])
+@pytest.mark.parametrize("function", [fla_ops.fused_recurrent_gla, fla_ops.fused_recurrent_gated_delta_rule])
+def test_an_empty_state_has_nothing_to_keep(function, gate):
+    """C008: whatever the first gate says, also beyond the largest exponent: 0 grows to 0."""
+    q, k, v, *_ = inputs()
+    gates = -draw(B, T, H, {"gk": K, "gv": V}[gate]).abs()
+    expected, _ = function(q, k, v, **{gate: gates})
+    gates[:, 0] = 1000
+    found, _ = function(q, k, v, **{gate: gates})
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
 @pytest.mark.parametrize("gates", [(), ("gk",), ("gv",), ("gk", "gv")])
 def test_gla_by_hand(gates):
     q, k, v, _, _, S = inputs()

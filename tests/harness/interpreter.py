@@ -8,8 +8,8 @@
 - Products of 16-bit matrices are accumulated in float32 from exact operands, as matrix units do it.
 - A scalar tensor as bound of a ``range`` is an error with NumPy 2.4.
 
-Time: every call of a device function patched ``triton.language`` anew, which took most of it; here this happens once.
-Of what is left, types took nearly all and numbers hardly any: ``replay.py`` works out types once.
+Time: every call of a device function patched ``triton.language`` anew; here this happens once. Of what is left, types
+took nearly all and numbers hardly any: ``replay.py`` works out types once.
 """
 
 import functools
@@ -19,16 +19,16 @@ from types import SimpleNamespace
 import numpy as np
 import triton
 import triton.language as tl
-from triton._C.libtriton import interpreter as memory
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
 
 from harness import replay
 
 BITWISE = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
-# Methods of the builder whose work is seen by others, or depends on more than their arguments.
-EFFECTS = ("load", "store", "atomic", "program", "assert", "assume", "print", "barrier")
+# In names of the builder's methods: what they do besides computing.
+EFFECTS = {"program": replay.READS, "barrier": replay.READS} | dict.fromkeys(
+    ("load", "store", "descriptor", "atomic", "assert", "assume", "print"), replay.ACTS)
 
 
 @functools.cache
@@ -40,9 +40,10 @@ def mend() -> None:
         setattr(InterpreterBuilder, name, method)
     interpreter._patch_attr = _remember_operation
     _patch_language_once()
-    tl.tensor.__index__ = replay.asked(lambda tensor: int(tensor.handle.data.item()))
+    tl.tensor.__index__ = replay.asking(lambda numbers: int(numbers.item()))
     # Triton's own functions ask only whether there is a tensor, for the compiler has no numbers.
-    tl.tensor.__bool__ = replay.asked(tl.tensor.__bool__, own=True)
+    tl.tensor.__bool__ = replay.asking(lambda numbers: bool(numbers) if numbers.size == 1 else True, own=True)
+    interpreter.GridExecutor = _Executor
     InterpretedFunction.__call__ = _remember_function
 
 
@@ -106,9 +107,13 @@ def _fma(a, b, c):
     return lambda x, y, z: x * y + z, c.dtype.scalar
 
 
+_plain_dot = InterpreterBuilder.create_dot
+
+
 def _dot(a, b, c, *settings):
     if a.dtype.primitive_bitwidth != 16:
-        return lambda x, y, z: np.matmul(x, y, dtype=z.dtype) + z, c.dtype.scalar
+        dtypes = a.dtype, b.dtype, c.dtype
+        return lambda *arrays: _plain_dot(None, *map(replay.handle_of, arrays, dtypes), *settings).data, c.dtype.scalar
     wide = widened if narrow(a) else lambda x: x.astype(np.float32)
     if narrow(c):
         return lambda x, y, z: rounded(wide(x) @ wide(y) + widened(z)), c.dtype.scalar
@@ -143,12 +148,20 @@ def _address(pointer, offset):
     return lambda x, y: x + width * y.astype(np.uint64), pointer.dtype
 
 
-def _load(pointer, mask, other, *hints):
+def _load(pointer, *hints):
     dtype = pointer.get_element_ty()
     numbers = _numpy_dtype(dtype)
-    if other is None:
-        return lambda x, y: memory.load(x, y, np.zeros(x.shape, numbers), numbers), dtype
-    return lambda x, y, z: memory.load(x, y, z, numbers), dtype
+    return lambda x: replay.read(x, numbers), dtype
+
+
+def _masked_load(pointer, mask, other, *hints):
+    dtype = pointer.get_element_ty()
+    numbers = _numpy_dtype(dtype)
+    return lambda x, *rest: replay.read(x, numbers, *rest), dtype
+
+
+def _store(*given):
+    return replay.write, None
 
 
 def _splat(block, a):
@@ -204,19 +217,31 @@ def _numpy_dtype(dtype):
 
 OPERATIONS = {
     "create_fma": _fma, "create_dot": _dot, "create_ashr": _shift, "create_idiv": _quotient, "get_bf16": _constant,
-    "create_addptr": _address, "create_masked_load": _load, "create_splat": _splat, "create_broadcast": _broadcast,
-    "create_expand_dims": _expand,
+    "create_addptr": _address, "create_splat": _splat, "create_broadcast": _broadcast, "create_expand_dims": _expand,
 }  # fmt: skip
-
-
-def _telling(make: Callable) -> Callable:
-    return lambda self, *given: (make, given)
+MEMORY = {
+    "create_load": (_load, replay.READS), "create_masked_load": (_masked_load, replay.READS),
+    "create_store": (_store, replay.WRITES), "create_masked_store": (_store, replay.WRITES),
+}  # fmt: skip
 
 
 class _General:
     """In place of a builder: its general methods tell what they were called with."""
 
-    binary_op, unary_op, ternary_op, cast_impl = map(_telling, (_binary, _unary, _ternary, _cast))
+    def binary_op(self, *given):
+        return _binary, given
+
+    def unary_op(self, *given):
+        return _unary, given
+
+    def ternary_op(self, *given):
+        return _ternary, given
+
+    def cast_impl(self, *given):
+        return _cast, given
+
+    def create_idiv(self, *given):
+        return _quotient, given
 
 
 def _methods() -> dict[str, Callable]:
@@ -225,12 +250,13 @@ def _methods() -> dict[str, Callable]:
     for name, plain in vars(InterpreterBuilder).items():
         if name.startswith(("create_", "get_")) and not name.endswith("_ty"):
             make = _passed_on(plain)
-            methods[name] = replay.on_arrays(make) if make else replay.watched(plain, _is_pure(name))
-    return methods | {name: replay.on_arrays(make, _is_pure(name)) for name, make in OPERATIONS.items()}
+            methods[name] = replay.on_arrays(make) if make else replay.watched(plain, _effect(name))
+    methods |= {name: replay.on_arrays(make) for name, make in OPERATIONS.items()}
+    return methods | {name: replay.on_arrays(make, effect) for name, (make, effect) in MEMORY.items()}
 
 
-def _is_pure(name: str) -> bool:
-    return not any(effect in name for effect in EFFECTS)
+def _effect(name: str) -> str | None:
+    return next((effect for part, effect in EFFECTS.items() if part in name), None)
 
 
 def _passed_on(method) -> Callable | None:
@@ -238,7 +264,7 @@ def _passed_on(method) -> Callable | None:
     arguments = [object() for _ in range(method.__code__.co_argcount - 1)]
     try:
         make, given = method(_General(), *arguments)
-    except Exception:  # it does more
+    except Exception:  # any: it does more, and stumbles over what stands for its arguments; so it is repeated as it is
         return None
     count = sum(x in arguments for x in given)
     if list(given[:count]) != arguments[:count]:
@@ -260,11 +286,11 @@ def _patch_language_once() -> None:
 
 
 def _reduce(input, axis, combine_fn, keep_dims=False, **_):
-    return replay.applied(ReduceOps(axis, combine_fn, keep_dims).apply, input)
+    return replay.applied(interpreter.ReduceOps(axis, combine_fn, keep_dims).apply, input)
 
 
 def _scan(input, axis, combine_fn, reverse=False, **_):
-    return replay.applied(ScanOps(axis, combine_fn, reverse).apply, input)
+    return replay.applied(interpreter.ScanOps(axis, combine_fn, reverse).apply, input)
 
 
 def _remember_operation(holder, name, operation, builder, scope) -> None:
@@ -277,6 +303,14 @@ def _remembered(operation) -> Callable:
     return replay.remembering(lambda *args, **kwargs: operation(*args, **kwargs, _semantic=semantic), own=True)
 
 
+class _Executor(GridExecutor):
+    """Launches a kernel."""
+
+    def __init__(self, kernel, *settings):
+        super().__init__(_following(kernel), *settings)
+
+
+_following = functools.cache(replay.following)
 _plain_call = InterpretedFunction.__call__
 
 

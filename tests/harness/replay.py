@@ -2,20 +2,30 @@
 
 What an operation of the language makes of its arguments (promotion, broadcasting, a hundred checks) depends on their
 types and on constants, never on the numbers in tensors. So the first call with given types and constants is watched:
-what it has NumPy do is written down as a ``Program``, and later calls do that and nothing else. A ``triton.jit``
-function that a kernel calls is treated alike, unless its control flow asks for a tensor's numbers; then what it calls
-is. What depends on constants alone is computed once, and what is not used (checks of overflow that nobody asked for)
-not at all.
+what it has NumPy do is written down as a ``Program``, and later calls do that and nothing else. What depends on
+constants alone is computed once, and what is not used (checks of overflow that nobody asked for) not at all.
+
+- A ``triton.jit`` function that a kernel calls is treated alike, unless its control flow asks for a tensor's numbers:
+  then only what it calls is.
+- So is a kernel, program by program of its grid. It may ask for numbers; the answers are part of the ``Way`` that it
+  went, which a program leaves where an answer is another. Then what it wrote is undone, and it tries the next way.
+
+What cannot be repeated (a tensor that came about unseen, an atomic operation before a question) runs as it always did.
 """
 
-import functools
+import inspect
 import types
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import triton.language as tl
+from triton._C.libtriton import interpreter as memory
 from triton.runtime.interpreter import InterpretedFunction, TensorHandle
 
 MOST = 4096  # programs of a function that are remembered
+WAYS = 8  # of a kernel with arguments of some types and constants that are remembered
+MOST_STEPS = 500_000  # of all ways: 200 MB
+TRIES = 3  # to record a kernel: the first may find out which of its functions ask for numbers
 PLAIN = object()  # in place of a program: what was done cannot be repeated
 CONSTANTS = (int, float, bool, str, types.NoneType, tl.constexpr, tl.dtype)
 
@@ -67,13 +77,20 @@ class Result:
         self.kind, self.slot = kind, slot
 
 
+# A function of arrays, the slots that it takes, the slot that it fills, and its effect: None, or
+READS = "reads"  # memory, or which program this is
+WRITES = "writes"  # memory: the function is ``write``
+ASKS = "asks"  # whether a number is the same again; raises ``Otherwise`` if not
+ACTS = "acts"  # in a way that cannot be undone
+Step = tuple[Callable, tuple[int, ...], int, str | None]
+
+
 class Program:
-    """Functions of arrays: each step takes some slots and fills one. The first slots are the arguments', then come
-    constants."""
+    """Steps, one after the other. The first slots are the arguments', then come constants."""
 
     __slots__ = ("results", "slots", "steps")
 
-    def __init__(self, slots: list, steps: Sequence[tuple[Callable, tuple[int, ...], int, bool]], results):
+    def __init__(self, slots: list, steps: Sequence[Step], results):
         self.slots, self.steps, self.results = slots, steps, results
 
     def run(self, tensors: Sequence):
@@ -93,16 +110,17 @@ class Program:
 
 
 class Recording:
-    """What one call of a function has NumPy do; ``own``: the function is Triton's, and asks for no numbers."""
+    """What one call of a function has NumPy do. ``own``: the function is Triton's, and asks for no numbers; ``whole``:
+    it is a kernel, which may ask."""
 
     active: "Recording | None" = None
 
-    def __init__(self, tensors: Sequence, own: bool):
-        self.own, self.outer, self.failed = own, Recording.active, False
+    def __init__(self, tensors: Sequence, own: bool = False, whole: bool = False):
+        self.own, self.whole, self.outer, self.failed = own, whole, Recording.active, False
         self.slots: dict[int, int] = {}  # by the id of a handle
         self.kept: list[TensorHandle] = []  # or another would get the id of one that is gone
         self.constants: list = [None] * len(tensors)  # by slot: the array of a constant
-        self.steps: list[tuple[Callable, tuple[int, ...], int, bool]] = []
+        self.steps: list[Step] = []
         for slot, x in enumerate(tensors):
             self.name(x.handle, slot)
 
@@ -133,31 +151,40 @@ class Recording:
         self.constants.append(array)
         return len(self.constants) - 1
 
-    def step(self, function: Callable, takes: tuple[int, ...], pure: bool, array=None) -> int:
+    def step(self, function: Callable, takes: tuple[int, ...], effect: str | None, array=None) -> int:
         """→ the slot that is filled; ``array``: with what, if that is known."""
         if self.failed:
             return 0
-        if pure and all([self.constants[i] is not None for i in takes]):
+        if effect is None and all([self.constants[i] is not None for i in takes]):
             return self.constant(function(*[self.constants[i] for i in takes]) if array is None else array)
-        self.steps.append((function, takes, len(self.constants), pure))
+        self.steps.append((function, takes, len(self.constants), effect))
         return self.constant(None)
 
-    def note(
-        self, function: Callable, handles: Sequence[TensorHandle], result: TensorHandle | None, pure: bool
-    ) -> None:
+    def note(self, function: Callable, handles: Sequence, result: TensorHandle | None, effect: str | None = None):
         """Something was done of which ``function`` does the same with arrays."""
         takes = self.find(handles)
-        slot = takes[0] if function is itself else self.step(function, takes, pure, getattr(result, "data", None))
+        slot = takes[0] if function is itself else self.step(function, takes, effect, getattr(result, "data", None))
         if result is not None:
             self.name(result, slot)
+
+    def ask(self, question: Callable, handle: TensorHandle, answer) -> None:
+        """What follows is right for this answer only."""
+
+        def again(array):
+            if question(array) != answer:
+                raise Otherwise
+
+        (slot,) = self.find([handle])
+        if not self.failed and self.constants[slot] is None:
+            self.step(again, (slot,), ASKS)
 
     def splice(self, program: Program, tensors: Sequence, results) -> None:
         """``program`` led from ``tensors`` to ``results``."""
         slots = list(self.find([x.handle for x in tensors]))
         if not self.failed:
             slots += [None if array is None else self.constant(array) for array in program.slots]
-            for function, takes, fills, pure in program.steps:
-                slots[fills] = self.step(function, tuple([slots[i] for i in takes]), pure)
+            for function, takes, fills, effect in program.steps:
+                slots[fills] = self.step(function, tuple([slots[i] for i in takes]), effect)
             self.identify(program.results, results, slots)
 
     def identify(self, template, results, slots) -> None:
@@ -173,16 +200,16 @@ class Recording:
         if self.failed:
             return PLAIN
         needed, steps = {part.slot for part in flat(template)}, []
-        for function, takes, fills, pure in reversed(self.steps):
-            if not pure or fills in needed:
+        for function, takes, fills, effect in reversed(self.steps):
+            if effect or fills in needed:
                 needed.update(takes)
-                steps.append((function, takes, fills, pure))
+                steps.append((function, takes, fills, effect))
         steps.reverse()
         first = len(tensors)
         constants = [i for i in range(first, len(self.constants)) if i in needed and self.constants[i] is not None]
         places = [*range(first), *constants, *(fills for _, _, fills, _ in steps)]
         where = {slot: place for place, slot in enumerate(places)}
-        steps = [(f, tuple([where[i] for i in takes]), where[fills], pure) for f, takes, fills, pure in steps]
+        steps = [(f, tuple([where[i] for i in takes]), where[fills], effect) for f, takes, fills, effect in steps]
         for part in flat(template):
             part.slot = where[part.slot]
         return Program([self.constants[i] for i in places[first:]], steps, template)
@@ -208,10 +235,9 @@ def flat(template) -> list[Result]:
 
 
 def remembering(plain: Callable, own: bool) -> Callable:
-    """``plain``, decided once for each combination of types and constants."""
+    """``plain``, an operation or a device function, decided once for each combination of types and constants."""
     programs: dict[tuple, object] = {}
 
-    @functools.wraps(plain, updated=())
     def call(*args, **kwargs):
         if kwargs:
             kwargs.pop("_semantic", None)  # of the operation that this one is part of
@@ -233,11 +259,105 @@ def remembering(plain: Callable, own: bool) -> Callable:
                 programs.clear()
             program = programs[key] = recording.program(copies, result)
         else:
-            result = program.run(tensors)
+            result = program.run(tensors) if outer is None else unwatched(program.run, tensors)
         if outer is not None and program is not PLAIN:
             outer.splice(program, tensors, result)
         return result
 
+    return call
+
+
+class Otherwise(Exception):
+    """A kernel goes another way than when it was recorded."""
+
+
+class Way:
+    """What a kernel did once, with all the answers to its questions about numbers."""
+
+    __slots__ = ("repeatable", "slots", "steps", "undo")
+
+    def __init__(self, program: Program):
+        self.slots, self.steps, self.undo = program.slots, list(program.steps), []
+        last = max((i for i, (*_, effect) in enumerate(self.steps) if effect is ASKS), default=0)
+        self.repeatable = all(effect is not ACTS for *_, effect in self.steps[:last])
+        for i, (_, takes, fills, effect) in enumerate(self.steps[:last]):
+            if effect is WRITES:
+                self.steps[i] = self.write, takes, fills, effect
+
+    def write(self, pointers, values, *mask) -> None:
+        self.undo.append((pointers, read(pointers, values.dtype, *mask), *mask))
+        write(pointers, values, *mask)
+
+    def follow(self, tensors: Sequence) -> bool:
+        """Whether the kernel goes this way; if not, memory is as it was."""
+        slots = [x.handle.data for x in tensors]
+        slots += self.slots
+        self.undo.clear()
+        try:
+            for function, takes, fills, _ in self.steps:
+                slots[fills] = function(*[slots[i] for i in takes])
+        except Otherwise:
+            for written in reversed(self.undo):
+                write(*written)
+            return False
+        return True
+
+
+class Ways:
+    """Those of all kernels, by kernel and what their arguments have in common."""
+
+    known: dict[tuple, list[Way]] = {}
+    failures: dict[tuple, int] = {}  # how often what a kernel did could not be repeated
+    steps = 0
+
+    @classmethod
+    def add(cls, key: tuple, program: Program | object) -> None:
+        way = None if program is PLAIN else Way(program)
+        if way is None or not way.repeatable:
+            cls.failures[key] = cls.failures.get(key, 0) + 1
+            return
+        cls.steps += len(way.steps)
+        if cls.steps > MOST_STEPS:
+            cls.known.clear()
+            cls.steps = len(way.steps)
+        cls.known.setdefault(key, []).insert(0, way)
+
+    @classmethod
+    def follow(cls, key: tuple, tensors: Sequence) -> bool:
+        """Whether it was one of those that are known."""
+        known = cls.known.get(key, [])
+        for i, way in enumerate(known):
+            if way.follow(tensors):
+                known.insert(0, known.pop(i))
+                return True
+        return False
+
+    @classmethod
+    def full(cls, key: tuple) -> bool:
+        return len(cls.known.get(key, [])) >= WAYS or cls.failures.get(key, 0) >= TRIES
+
+
+def following(kernel: Callable) -> Callable:
+    """A kernel that goes the ways that it went before with arguments of the same types and constants: most programs of
+    a grid go one of two or three."""
+
+    def call(**given):
+        try:
+            key, tensors = signature((), given)
+        except KeyError:
+            return kernel(**given)
+        key = kernel, key
+        if Ways.follow(key, tensors):
+            return None
+        if Ways.full(key):
+            return kernel(**given)
+        given = dict(zip(given, copy(tuple(given.values()))))
+        _, copies = signature((), given)
+        with Recording(copies, whole=True) as recording:
+            kernel(**given)
+        return Ways.add(key, recording.program(copies, None))
+
+    call.__signature__, call.__annotations__ = inspect.signature(kernel), kernel.__annotations__
     return call
 
 
@@ -270,10 +390,6 @@ def _itself(x, tensors):
     return x
 
 
-def _typed(x, tensors) -> tuple:
-    return type(x), x
-
-
 def _several(x, tensors) -> tuple:
     return type(x), *[KEYS[type(part)](part, tensors) for part in x]
 
@@ -284,13 +400,13 @@ KEYS: dict[type, Callable] = {
     int: _itself,
     str: _itself,
     types.NoneType: _itself,
-    bool: _typed,  # True is not 1
-    float: lambda x, tensors: x.hex(),  # nor is 0.0 -0.0
+    bool: lambda x, tensors: (bool, x),  # True is not 1
+    float: lambda x, tensors: x.hex(),  # nor is 1.0, and 0.0 is not -0.0
     tl.constexpr: lambda x, tensors: (tl.constexpr, KEYS[type(x.value)](x.value, tensors)),
     tuple: _several,
     list: _several,
     tl.tuple: _several,
-    slice: lambda x, tensors: (slice, x.start, x.stop, x.step),
+    slice: lambda x, tensors: _several((x.start, x.stop, x.step), tensors),
     tl.dtype: lambda x, tensors: (tl.dtype, x.name),
     tl.block_type: lambda x, tensors: (tl.dtype, x.name),
     tl.pointer_type: lambda x, tensors: (tl.dtype, x.name),
@@ -303,16 +419,26 @@ def itself(x):
     return x
 
 
-def on_arrays(make: Callable, pure: bool = True) -> Callable:
+def read(pointers, dtype, mask=None, other=None):
+    mask = np.ones(pointers.shape, bool) if mask is None else mask
+    return memory.load(pointers, mask, np.zeros(pointers.shape, dtype) if other is None else other, dtype)
+
+
+def write(pointers, values, mask=None) -> None:
+    memory.store(pointers, values, np.ones(pointers.shape, bool) if mask is None else mask)
+
+
+def on_arrays(make: Callable, effect: str | None = None) -> Callable:
     """The method of the builder that ``make`` describes: its arguments → (a function of the handles' arrays, the dtype
-    of its result)."""
+    of its result or None if it has none)."""
 
     def call(builder, *args):
         function, dtype = make(*args)
         handles = [x for x in args if type(x) is TensorHandle]
-        result = TensorHandle(function(*[x.data for x in handles]), dtype)
+        found = function(*[x.data for x in handles])
+        result = None if dtype is None else TensorHandle(found, dtype)
         if Recording.active is not None:
-            Recording.active.note(function, handles, result, pure)
+            Recording.active.note(function, handles, result, effect)
         return result
 
     return call
@@ -324,16 +450,15 @@ def applied(operation: Callable, input):
     if Recording.active is not None:
         if type(input) is tl.tensor and type(result) is tl.tensor:
             kind = Kind.of(input)
-            Recording.active.note(lambda x: operation(kind.tensor(x)).handle.data, [input.handle], result.handle, True)
+            Recording.active.note(lambda x: operation(kind.tensor(x)).handle.data, [input.handle], result.handle)
         else:
             Recording.active.fail()
     return result
 
 
-def watched(method: Callable, pure: bool) -> Callable:
+def watched(method: Callable, effect: str | None) -> Callable:
     """A method of the builder that is noted, and repeated as it is."""
 
-    @functools.wraps(method)
     def call(builder, *args):
         recording = Recording.active
         if recording is None:
@@ -353,7 +478,7 @@ def watched(method: Callable, pure: bool) -> Callable:
             found = method(builder, *given)
             return None if found is None else found.data
 
-        recording.note(again, [args[i] for i in places], result, pure)
+        recording.note(again, [args[i] for i in places], result, effect)
         return result
 
     return call
@@ -375,15 +500,19 @@ def _is_plain(x) -> bool:
     return isinstance(x, (TensorHandle, *CONSTANTS)) or type(x).__module__.startswith("triton._C")
 
 
-def asked(method: Callable, own=None) -> Callable:
-    """A method of tensors that asks for their numbers; ``own``: what Triton's own functions are answered."""
+def asking(question: Callable, own=None) -> Callable:
+    """A method of tensors that asks about their numbers; ``own``: what Triton's own functions are answered."""
 
-    def call(tensor):
+    def ask(tensor):
         recording = Recording.active
+        if recording is not None and recording.own and own is not None:
+            return own
+        answer = question(tensor.handle.data)
         if recording is not None:
-            if recording.own and own is not None:
-                return own
-            recording.fail()
-        return method(tensor)
+            if recording.whole:
+                recording.ask(question, tensor.handle, answer)
+            else:
+                recording.fail()
+        return answer
 
-    return call
+    return ask
